@@ -1,0 +1,102 @@
+"""A causal language model together with its cache: what both the target and a draft are in the loop."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from .compat import CACHE_NAME, is_croppable
+from .errors import LossyError
+
+
+class CachedModel:
+    """Feeds tokens to a model, keeps its cache, and rolls it back.
+
+    Args:
+        model: a causal language model.
+        cache: its cache; what it already holds is the beginning of the sequence.
+        role: ``"target"`` or ``"draft"``, for messages.
+        attention_mask: [B, L] of the prompt where it has padding, else None.
+        position_ids: [B, L] of the prompt where they are not just counted from 0, else None.
+        forward_kwargs: passed to every forward.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: Cache,
+        role: str,
+        *,
+        attention_mask: Int[Tensor, "batch prompt"] | None = None,
+        position_ids: Int[Tensor, "batch prompt"] | None = None,
+        **forward_kwargs: Any,
+    ) -> None:
+        self.model, self.cache, self.role = model, cache, role
+        self.mask, self.positions, self.forward_kwargs = attention_mask, position_ids, forward_kwargs
+        self.forwards, self.seconds = 0, 0.0
+        self.length = int(cache.get_seq_length())
+        """Tokens in the cache."""
+        self._first = True
+        self._trims = any(cache.is_sliding)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        self._check_croppable()
+
+    def __call__(self, tokens: Int[Tensor, "batch new"], logits: int = 1) -> Any:
+        """One forward over tokens [B, n] that continue the cached ones; the model's output, with at least the last
+        ``logits`` positions' logits."""
+        tokens = tokens.to(self.model.device)
+        end = self.length + tokens.shape[1]
+        kwargs: dict[str, Any] = dict(self.forward_kwargs)
+        if self.positions is not None:
+            kwargs["position_ids"] = _extended(self.positions, end, count=True)[:, self.length :]
+        if self._keeps_logits:
+            kwargs["logits_to_keep"] = logits
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens,
+            attention_mask=None if self.mask is None else _extended(self.mask, end, count=False),
+            is_first_iteration=self._first,
+            use_cache=True,
+            **{CACHE_NAME: self.cache},
+            **kwargs,
+        )
+        began = time.perf_counter()
+        outputs = self.model(**inputs, return_dict=True)
+        self.seconds += time.perf_counter() - began
+        self.length, self.forwards = end, self.forwards + 1
+        if self._first:
+            self._first = False
+            self._check_croppable()
+        return outputs
+
+    def crop(self, length: int) -> None:
+        """Roll the cache back to its first ``length`` tokens. (Removing none still trims a sliding window.)"""
+        surplus = self.length - length
+        if surplus > 0 or self._trims:
+            self.cache.crop(-surplus)
+        self.length = length
+
+    def _check_croppable(self) -> None:
+        if not is_croppable(self.cache):
+            kinds = {type(self.cache).__name__, *(type(layer).__name__ for layer in self.cache.layers)}
+            raise LossyError(
+                f"the {self.role}'s cache can't be rolled back after a refused token ({', '.join(sorted(kinds))}): use a "
+                "dynamic cache (leave cache_implementation unset), or generate without an assistant"
+            )
+
+
+def _extended(prompt: Tensor, length: int, count: bool) -> Tensor:
+    """A prompt's mask or positions continued to a length: with ones, or counting on from the last."""
+    extra = length - prompt.shape[1]
+    if extra <= 0:
+        return prompt[:, :length]
+    tail = torch.ones_like(prompt[:, :1]).expand(-1, extra)
+    return torch.cat([prompt, prompt[:, -1:] + tail.cumsum(1) if count else tail], 1)

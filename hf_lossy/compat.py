@@ -1,0 +1,72 @@
+"""The differences between transformers 5.15 and the newest, in one place. Seen in 5.15.0 and 5.24.0.
+
+Public names everywhere else; what had to be known about the versions, and the two private ones, stand here:
+
+- the forward argument and output field of the cache: ``past_key_values`` until 5.22, ``cache`` from 5.23;
+- ``Cache.is_croppable``: from 5.16 or later; before, the layer classes tell;
+- ``GenerationConfig._from_model_config``: while it is true, fields that transformers does not know are dropped on loading;
+- the defaults that ``generate`` fills in for assisted decoding, which cannot be told from a user's values afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, StaticSlidingWindowLayer
+
+CACHE_NAME = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
+)
+"""What this version calls the cache, as forward argument and as output field."""
+
+CACHE_ALIASES = ("cache", "past_key_values")
+
+ASSISTED_DEFAULTS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+"""What ``generate`` puts into the prepared generation config where nobody set these."""
+
+
+def take_cache(kwargs: dict[str, Any]) -> Cache | None:
+    """Remove and return the cache from prepared model kwargs, under either name."""
+    found = [kwargs.pop(name, None) for name in CACHE_ALIASES]
+    return next((cache for cache in found if cache is not None), None)
+
+
+def is_croppable(cache: Cache) -> bool:
+    """Whether ``crop`` can put the cache back as it was. Some layers only know once they hold something."""
+    if hasattr(cache, "is_croppable"):
+        return bool(cache.is_croppable)
+    for layer in cache.layers:
+        kinds = " ".join(kind.__name__ for kind in type(layer).__mro__)
+        if "Quantized" in kinds or "LinearAttention" in kinds:
+            return False
+        if isinstance(layer, StaticSlidingWindowLayer):
+            # a ring that was never longer than the window is not known to be croppable by this version
+            return False
+    return True
+
+
+def keep_unknown_fields(config: GenerationConfig) -> None:
+    """Let a generation config keep fields of ours through ``save_pretrained`` and ``from_pretrained``."""
+    config._from_model_config = False
+
+
+def stored(config: GenerationConfig | None, name: str) -> Any:
+    """A field of a generation config, None where it is not set. For the assisted-decoding fields transformers' filled-in
+    default counts as not set."""
+    value = getattr(config, name, None)
+    return None if name in ASSISTED_DEFAULTS and value == ASSISTED_DEFAULTS[name] else value
+
+
+def default_cache(model: PreTrainedModel) -> Cache:
+    """A dynamic cache with the layer types of a model (sliding-window, hybrid), as ``generate`` makes it."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.config.get_text_config(decoder=True))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..numerics import at
+from .base import Coupling, register_coupling, row_at
+
+
+@register_coupling
+class BlockCoupling(Coupling):
+    """Verify the block as a whole: the law of the token coupling, never fewer tokens.
+
+        P_0 = 1,  P_i = min(1, P_{i−1} π_i(x_i)/q_i(x_i))
+        S_i = Σ_v (P_i π_{i+1}(v) − q_{i+1}(v))+
+        h_i = S_i / (S_i + 1 − P_i) for i < G,  h_G = P_G
+
+    Accept up to the largest i with u_i < h_i (i = 0 always qualifies), then replace from (P_i π_{i+1} − q_{i+1})+.
+
+    Source: block verification, Sun et al. 2403.10444, with π in place of p.
+    """
+
+    name = "block"
+
+    def prefix(self) -> Float[Tensor, "batch drafted_1"]:
+        """P_0 … P_G, [B, G + 1]."""
+        ratio = at(self.pi, self.drafted).div_(at(self.q, self.drafted))
+        running = [torch.ones_like(ratio[:, 0])]
+        for i in range(ratio.shape[1]):
+            running.append((running[-1] * ratio[:, i]).clamp_max_(1))
+        return torch.stack(running, 1)
+
+    def acceptance(self) -> Float[Tensor, "batch drafted"]:
+        """h_1 … h_G, [B, G]."""
+        self._prefix = P = self.prefix()
+        spare = (P[:, 1:-1, None] * self.pi[:, 1:]).sub_(self.q[:, 1:]).relu_().sum(-1)  # S_1 … S_{G−1}
+        lost = 1 - P[:, 1:-1]
+        # P_i = 1 and π_{i+1} = q_{i+1}: nothing can be refused here, so the prefix is as good as accepted
+        inner = torch.where((spare <= 0) & (lost <= 0), 1.0, spare / (spare + lost))
+        return torch.cat([inner, P[:, -1:]], 1)
+
+    def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
+        positions = torch.arange(1, coins.shape[1] + 1, device=coins.device)
+        return ((coins < self.acceptance()) * positions).amax(1)
+
+    def residual(self, accepted: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
+        scale = at(self._prefix, accepted)
+        return (scale[:, None] * row_at(self.pi, accepted)).sub_(row_at(self.q, accepted)).relu_()

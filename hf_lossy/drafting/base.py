@@ -1,0 +1,80 @@
+"""What a draft is to the loop."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.generation import CandidateGenerator
+
+
+class Proposal(NamedTuple):
+    """Drafted tokens of one round.
+
+    Attributes:
+        tokens: [B, G]; G may be smaller than what was asked for, and 0.
+        q: the distributions they were sampled from, [B, G, V], on the target's device; None for candidates that were not
+            sampled from anything.
+    """
+
+    tokens: Int[Tensor, "batch drafted"]
+    q: Float[Tensor, "batch drafted vocab"] | None
+
+
+class Draft(CandidateGenerator):
+    """Proposes candidate tokens; a transformers ``CandidateGenerator`` with what exact verification needs besides.
+
+    The loop owns a buffer of tokens [B, capacity] whose first ``length`` columns are settled; a draft writes nothing into
+    it and may read everything before the position it drafts for.
+
+    Args:
+        num_assistant_tokens: how many tokens to draft in a round, γ.
+        schedule: ``"constant"``, or ``"heuristic"``: two more after a round that was accepted whole, else one less.
+    """
+
+    has_probs: ClassVar[bool]
+    """Whether the candidates are sampled from a distribution q that is known."""
+    forwards: int = 0
+    """Forwards of the draft model so far."""
+    seconds: float = 0.0
+    """Time inside them."""
+
+    def __init__(self, num_assistant_tokens: int, schedule: str = "constant") -> None:
+        self.num_assistant_tokens, self.schedule = num_assistant_tokens, schedule
+
+    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
+        """Draft up to ``count`` tokens after the first ``length``."""
+        raise NotImplementedError
+
+    def next_probs(self, tokens: Int[Tensor, "batch capacity"], length: int) -> Float[Tensor, "batch vocab"] | None:
+        """q at the position after the first ``length`` tokens (the bonus position), None where there is none."""
+        return None
+
+    def settle(self, length: int) -> None:
+        """The first ``length`` tokens are settled now: forget what was computed from others."""
+
+    def complain(self, position: int) -> Exception:
+        """The error for a position whose scores are not a distribution."""
+        raise NotImplementedError
+
+    # --- transformers' CandidateGenerator ------------------------------------------------------------------------
+
+    def get_candidates(
+        self, input_ids: Int[Tensor, "batch length"], **kwargs: object
+    ) -> tuple[Int[Tensor, "batch longer"], Float[Tensor, "batch drafted vocab"] | None]:
+        """The sequences with candidates appended, and log q, whose softmax is the q that they were sampled from."""
+        proposal = self.propose(input_ids, input_ids.shape[1], self.num_assistant_tokens)
+        candidates = torch.cat([input_ids, proposal.tokens.to(input_ids.device)], 1)
+        return candidates, None if proposal.q is None else proposal.q.log()
+
+    def update_candidate_strategy(
+        self, input_ids: Int[Tensor, "batch length"], scores: Float[Tensor, "batch n vocab"] | None, num_matches: int
+    ) -> None:
+        """Adapt the draft length to how many candidates of the last round were accepted."""
+        if self.schedule == "heuristic":
+            whole = num_matches >= self.num_assistant_tokens
+            self.num_assistant_tokens = (
+                self.num_assistant_tokens + 2 if whole else max(1, self.num_assistant_tokens - 1)
+            )

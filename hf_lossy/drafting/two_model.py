@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..cached_model import CachedModel
+from ..laws.base import Law
+from ..numerics import at, one_hot, sample
+from ..scores import Coins, Scorer
+from .base import Draft, Proposal
+
+
+class TwoModelDraft(Draft):
+    """A smaller language model with its own cache, kept from round to round; one forward a drafted token.
+
+    Args:
+        model: the draft model and its cache.
+        scorer: its processors, over the target's vocabulary.
+        law: asked for the distribution the draft samples from (``law.shape_draft``).
+        coins: where randomness comes from.
+        device: the target's device, where tokens and q are needed.
+        greedy: draft the likeliest token; q is a point mass when ``sampled`` is set, the softmax otherwise.
+        sampled: whether the target is sampled (else the verification is greedy and only needs the softmax).
+        needs_probs: leave q out where nothing will read it.
+        confidence: stop drafting after a token with q below this; 0 never stops.
+    """
+
+    has_probs = True
+
+    def __init__(
+        self,
+        model: CachedModel,
+        scorer: Scorer,
+        law: Law,
+        coins: Coins,
+        device: torch.device,
+        *,
+        greedy: bool,
+        sampled: bool,
+        needs_probs: bool,
+        confidence: float,
+        num_assistant_tokens: int,
+        schedule: str,
+    ) -> None:
+        super().__init__(num_assistant_tokens, schedule)
+        self.model, self.scorer, self.law, self.coins, self.device = model, scorer, law, coins, device
+        self.greedy, self.sampled, self.needs_probs, self.confidence = greedy, sampled, needs_probs, confidence
+        self._settled = 0
+
+    @property
+    def forwards(self) -> int:  # type: ignore[override]
+        return self.model.forwards
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        return self.model.seconds
+
+    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
+        drafted = tokens.new_empty(tokens.shape[0], count)
+        kept: list[Tensor] = []
+        for i in range(count):
+            # [B, V]: the scores or the distribution at position length + i
+            q = self._distribution(self._so_far(tokens, length, drafted[:, :i]))
+            token = q.argmax(-1) if self.greedy else sample(q, self.coins(q.shape[0]).to(q.device))
+            drafted[:, i] = token
+            if self.needs_probs:
+                kept.append(one_hot(token, q) if self.greedy and self.sampled else q)
+            if self.confidence and (at(q, token) < self.confidence).all():
+                drafted = drafted[:, : i + 1]
+                break
+        return Proposal(drafted, torch.stack(kept, 1).to(self.device) if kept else None)
+
+    def next_probs(self, tokens: Int[Tensor, "batch capacity"], length: int) -> Float[Tensor, "batch vocab"]:
+        q = self._distribution(tokens[:, :length])
+        if self.greedy and self.sampled:
+            q = one_hot(q.argmax(-1), q)
+        return q.to(self.device)
+
+    def settle(self, length: int) -> None:
+        self.model.crop(min(self.model.length, length - 1))
+
+    def complain(self, position: int) -> Exception:
+        return self.scorer.complain(position)
+
+    def _so_far(self, tokens: Tensor, length: int, drafted: Tensor) -> Tensor:
+        return torch.cat([tokens[:, :length], drafted], 1) if drafted.shape[1] else tokens[:, :length]
+
+    def _distribution(self, prefix: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocab"]:
+        logits = self.model(prefix[:, self.model.length :]).logits[:, -1:]
+        scores = self.scorer.scores(logits, prefix, prefix.shape[1])[:, 0]
+        if not (self.needs_probs or self.confidence) and self.greedy:
+            return scores  # only the argmax will be read
+        return self.law.shape_draft(scores.softmax(-1))

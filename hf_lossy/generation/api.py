@@ -1,0 +1,438 @@
+"""The ways in: the plain function, the method form, transformers' hook. All of them end in :class:`Decoder`."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from ..cached_model import CachedModel
+from ..compat import default_cache, take_cache
+from ..couplings import Coupling, DescendCoupling, GreedyCoupling, coupling
+from ..drafting import Draft, PromptLookupDraft, TwoModelDraft
+from ..drafting.vocabulary import shared_limit
+from ..errors import LossyError, unknown
+from ..laws import Law
+from ..scores import Coins, Scorer, without_temperature
+from . import options as _options
+from .loop import Run, decode
+from .options import DEFAULT_DRAFT_LENGTH, UNSUPPORTED, Options, from_config
+from .outputs import LossyDecoderOnlyOutput, Recorder
+from .statistics import VerificationStats
+from .stops import Stops
+
+
+class Decoder:
+    """A decoding loop for transformers' ``custom_generate`` hook; make it with :func:`decoder`.
+
+    Transformers prepares inputs, configuration, processors, stopping criteria and the cache, and calls this. It drops
+    ``assistant_model``, ``streamer``, ``tokenizer`` and ``synced_gpus`` on the way to a callable, so that these are bound
+    here. (Transformers finds the names of the call's own options in the signature of ``__call__``.)
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Int[Tensor, "batch prompt"],
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        *,
+        verification: Any = None,
+        verification_config: dict[str, Any] | None = None,
+        coupling: str | None = None,
+        bonus: str | None = None,
+        draft_probs: str | None = None,
+        draft_temperature: float | None = None,
+        num_assistant_tokens: int | None = None,
+        num_assistant_tokens_schedule: str | None = None,
+        assistant_confidence_threshold: float | None = None,
+        accounting: bool | None = None,
+        verification_stats: VerificationStats | None = None,
+        generator: torch.Generator | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | LossyDecoderOnlyOutput:
+        given = Options(
+            verification=verification,
+            verification_config=verification_config,
+            coupling=coupling,
+            bonus=bonus,
+            draft_probs=draft_probs,
+            draft_temperature=draft_temperature,
+            num_assistant_tokens=num_assistant_tokens,
+            num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+            assistant_confidence_threshold=assistant_confidence_threshold,
+            accounting=accounting,
+            verification_stats=verification_stats,
+            generator=generator,
+        )
+        options = given.filled(self.options, from_config(generation_config), from_config(model.generation_config))
+        run = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs)
+        if options.streamer is not None:
+            options.streamer.put(input_ids.cpu())
+        sequences = decode(run)
+        if options.streamer is not None:
+            options.streamer.end()
+        if options.verification_stats is not None:
+            options.verification_stats.add(run.stats)
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        return run.recorder.output(sequences, run.target.cache, run.stats)
+
+
+def prepare(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "batch prompt"],
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    options: Options,
+    model_kwargs: dict[str, Any],
+) -> Run:
+    """Check that the call can be done as asked, and set up a run. Raises LossyError where something does not fit."""
+    if options.verification is None:
+        raise LossyError("no verification was given: name a law, for example verification='lenience'")
+    law = options.law()
+    check_supported(model, input_ids, config)
+    cache = take_cache(model_kwargs)
+    if cache is None:
+        raise LossyError(
+            "use_cache=False can't be combined with speculative decoding, which rolls a cache back: leave it on"
+        )
+    mask, positions = model_kwargs.pop("attention_mask", None), model_kwargs.pop("position_ids", None)
+    padded = mask is not None and not bool(mask.all())
+    forward_kwargs = forwarded(model_kwargs)
+    target = CachedModel(
+        model,
+        cache,
+        "target",
+        attention_mask=mask if padded else None,
+        position_ids=positions if padded or not _counts_from_zero(positions) else None,
+        **forward_kwargs,
+    )
+    prompt = input_ids.shape[1]
+    if target.length >= prompt:
+        raise LossyError(
+            f"the cache already holds {target.length} tokens but only {prompt} input_ids were given: pass the whole "
+            "sequence, with at least one token that is not in the cache"
+        )
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    limit = vocabulary
+    if options.assistant_model is not None:
+        draft_rows = options.assistant_model.config.get_text_config(decoder=True).vocab_size
+        limit = shared_limit(vocabulary, draft_rows, options.tokenizer, options.assistant_tokenizer)
+    sampled, device = bool(config.do_sample), input_ids.device
+    coins = Coins(options.generator, device)
+    accounting = bool(options.accounting)
+    target_scorer = Scorer(processors, vocabulary, limit, "target")
+    draft = make_draft(model, config, options, law, target_scorer, coins, mask if padded else None, device)
+    if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
+        raise LossyError(
+            f"verification={law.name!r} needs the draft's probabilities, and prompt lookup has none: use a draft model, a "
+            "law that needs none (lossless, min_p, eta), or draft_probs='point_mass', which counts each candidate as q = 1"
+        )
+    if options.draft_probs == "point_mass" and draft.has_probs:
+        raise LossyError(
+            "draft_probs='point_mass' is for deterministic candidates; a draft model samples its tokens and has "
+            "probabilities: leave it out, or use draft_temperature=0 for a greedy draft"
+        )
+    stops = Stops(criteria, config.max_length)
+    if options.stop_strings is not None:
+        if options.tokenizer is None:
+            raise LossyError(f"stop_strings={options.stop_strings!r} needs the tokenizer: pass tokenizer= as well")
+        stops.others.append(StopStringCriteria(options.tokenizer, options.stop_strings))
+    stats = VerificationStats(
+        {
+            "law": law.to_dict(),
+            "coupling": which_coupling(options, draft, sampled).name,
+            "bonus": options.bonus or "induced",
+            "draft_probs": options.draft_probs or ("head" if draft.has_probs else None),
+            "num_assistant_tokens": draft.num_assistant_tokens,
+            "do_sample": sampled,
+        }
+    )
+    capacity = max(stops.max_length, prompt + 1)
+    tokens = torch.cat([input_ids, input_ids.new_zeros(input_ids.shape[0], capacity - prompt)], 1)
+    recorded = bool(config.return_dict_in_generate)
+    return Run(
+        target=target,
+        scorer=target_scorer,
+        draft=draft,
+        law=law,
+        coupling=which_coupling(options, draft, sampled),
+        coins=coins,
+        stops=stops,
+        recorder=Recorder(
+            recorded and bool(config.output_scores),
+            recorded and bool(config.output_logits),
+            recorded and bool(config.output_hidden_states),
+            recorded and bool(config.output_attentions),
+        ),
+        tokens=tokens,
+        length=prompt,
+        sampled=sampled,
+        induced_bonus=options.bonus != "target",
+        point_mass=options.draft_probs == "point_mass",
+        accounting=accounting,
+        prefill_chunk=config.prefill_chunk_size,
+        on_token=None if options.streamer is None else lambda token: options.streamer.put(torch.tensor([token])),
+        stats=stats,
+    )
+
+
+def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupling]:
+    """The coupling that a run uses: greedy when nothing is sampled, the tree coupling for deterministic candidates."""
+    if not sampled:
+        return GreedyCoupling
+    return coupling(options.coupling or "block") if draft.has_probs else DescendCoupling
+
+
+def make_draft(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    options: Options,
+    law: Law,
+    target_scorer: Scorer,
+    coins: Coins,
+    mask: Tensor | None,
+    device: torch.device,
+) -> Draft:
+    """The draft that the options ask for."""
+    gamma = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
+    lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
+    if (lookup is None) == (assistant is None):
+        state = "both" if lookup else "neither"
+        raise LossyError(
+            f"verification={law.name!r} needs one draft, got {state} of assistant_model and prompt_lookup_num_tokens: give "
+            "one, or verification=None for plain generation"
+        )
+    if assistant is None:
+        assert lookup is not None
+        return PromptLookupDraft(options.num_assistant_tokens or lookup, config.max_matching_ngram_size or 2)
+    if assistant.config.is_encoder_decoder:
+        raise LossyError(
+            f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
+        )
+    sampled, temperature = bool(config.do_sample), options.draft_temperature
+    processors = target_scorer.processors
+    if temperature is not None and sampled:
+        processors = without_temperature(processors, temperature)
+    return TwoModelDraft(
+        CachedModel(assistant, default_cache(assistant), "draft", attention_mask=mask, position_ids=_positions(mask)),
+        Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft"),
+        law,
+        coins,
+        device,
+        greedy=not sampled or temperature == 0,
+        sampled=sampled,
+        needs_probs=sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
+        confidence=options.assistant_confidence_threshold or 0.0,
+        num_assistant_tokens=gamma,
+        schedule=options.num_assistant_tokens_schedule or "constant",
+    )
+
+
+def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: GenerationConfig) -> None:
+    """One clear sentence for everything that can't be combined with verification."""
+    if model.config.is_encoder_decoder:
+        raise LossyError(
+            f"{type(model).__name__} is an encoder-decoder model; verification supports decoder-only models: use "
+            "model.generate without it"
+        )
+    if config.num_beams not in (None, 1):
+        raise LossyError(f"num_beams={config.num_beams} can't be combined with verification: use num_beams=1")
+    if config.num_return_sequences not in (None, 1):
+        raise LossyError(
+            f"num_return_sequences={config.num_return_sequences} is not supported with verification yet: call generate once "
+            "for each sequence"
+        )
+    if input_ids is not None and input_ids.shape[0] != 1:
+        raise LossyError(
+            f"a batch of {input_ids.shape[0]} is not supported with verification yet: call generate once for each prompt"
+        )
+    for name, why in UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value is not False:
+            raise LossyError(f"{name}={value!r} can't be combined with verification: {why}")
+
+
+def forwarded(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The model kwargs that go into every forward; an error for those that this loop would get wrong."""
+    for name in ("use_cache", "logits_to_keep", "next_sequence_length", "return_dict"):
+        model_kwargs.pop(name, None)
+    kept = {name: value for name, value in model_kwargs.items() if value is not None}
+    for name, value in kept.items():
+        if isinstance(value, Tensor):
+            raise LossyError(
+                f"{name} is not supported with verification, which takes text only (input_ids, attention_mask)"
+            )
+    return kept
+
+
+def _positions(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
+
+
+def _counts_from_zero(positions: Tensor | None) -> bool:
+    return positions is None or bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
+
+
+# --- the ways in -------------------------------------------------------------------------------------------------
+
+
+def decoder(**options: Any) -> Decoder:
+    """A decoding loop to give to transformers' own hook, with nothing patched::
+
+        model.generate(**inputs, custom_generate=hf_lossy.decoder(assistant_model=draft, verification="lenience"))
+
+    Args:
+        **options: the fields of :class:`hf_lossy.Options`. Transformers passes neither ``assistant_model`` nor
+            ``streamer``, ``tokenizer`` or ``stop_strings`` on to a callable, so give them here and not to ``generate``.
+
+    Raises:
+        LossyError: an unknown option or a wrong value.
+    """
+    return Decoder(_checked(options))
+
+
+def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    """``model.generate`` with a verification law; nothing is patched::
+
+        hf_lossy.generate(model, **inputs, assistant_model=draft, verification="lenience",
+                          verification_config={"lenience": 0.4}, do_sample=True, max_new_tokens=256)
+
+    Args:
+        model: the target, a decoder-only ``PreTrainedModel``.
+        *args, **kwargs: the arguments of transformers' ``generate``, and the fields of :class:`hf_lossy.Options`.
+
+    Returns:
+        Token ids [B, length], or with ``return_dict_in_generate=True`` a :class:`LossyDecoderOnlyOutput`, whose field
+        ``verification`` holds the statistics.
+
+    Raises:
+        LossyError: something that can't be done as asked; the message says what, and what to do instead.
+    """
+    given = {name: kwargs.pop(name) for name in _options.NAMES if name in kwargs}
+    config = kwargs.get("generation_config") or model.generation_config
+    if kwargs.get("custom_generate") is not None:
+        raise LossyError("custom_generate and verification are both decoding loops: give one of them")
+    if kwargs.pop("synced_gpus", None):
+        raise LossyError(
+            "synced_gpus=True is not supported with verification: use device_map for a target on several GPUs"
+        )
+    if kwargs.get("inputs_embeds") is not None:
+        raise LossyError("inputs_embeds can't be verified, since a draft needs token ids: pass input_ids")
+    if kwargs.get("use_cache", config.use_cache) is False:
+        raise LossyError(
+            "use_cache=False can't be combined with speculative decoding, which rolls a cache back: leave it on"
+        )
+    if kwargs.get("cache_implementation", config.cache_implementation) == "paged":
+        raise LossyError(
+            "continuous batching (cache_implementation='paged') can't be combined with verification: leave it out"
+        )
+    if model.config.is_encoder_decoder or kwargs.get("num_beams", config.num_beams) not in (None, 1):
+        merged = GenerationConfig(num_beams=kwargs.get("num_beams", config.num_beams))
+        check_supported(model, None, merged)
+    if given.get("stop_strings") is None and config.stop_strings is not None:
+        given["stop_strings"] = config.stop_strings
+    if config.stop_strings is not None:
+        kwargs["stop_strings"] = None  # ours to check, at every accepted prefix
+    return _plain_generate(model)(model, *args, custom_generate=Decoder(_checked(given)), **kwargs)
+
+
+def _checked(given: dict[str, Any]) -> Options:
+    for name in given:
+        if name not in _options.NAMES:
+            raise unknown("option", name, _options.NAMES)
+    return Options(**given)
+
+
+# --- the method form ---------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_original: Callable[..., Any] | None = None
+
+
+def _plain_generate(model: PreTrainedModel) -> Callable[..., Any]:
+    """Transformers' ``generate`` of a model's class, below our patch."""
+    function = type(model).generate
+    return getattr(function, "__wrapped_by_hf_lossy__", function)
+
+
+def _with_verification(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def generate_(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        configs = (kwargs.get("generation_config"), self.generation_config)
+        wanted = kwargs.get("verification") if "verification" in kwargs else None
+        if "verification" not in kwargs and not isinstance(kwargs.get("custom_generate"), Decoder):
+            wanted = next((v for v in (getattr(c, "verification", None) for c in configs) if v is not None), None)
+        if wanted is not None:
+            return generate(self, *args, **kwargs)
+        kwargs.pop("verification", None)
+        return original(self, *args, **kwargs)
+
+    generate_.__wrapped_by_hf_lossy__ = original  # type: ignore[attr-defined]
+    return generate_
+
+
+def enable(model: PreTrainedModel | None = None) -> None:
+    """Teach ``model.generate`` the argument ``verification`` (and those beside it), for one model or for all.
+
+    Without ``verification``, given or stored on the generation config, an enabled ``generate`` is transformers' own.
+    :func:`disable` takes it back and leaves nothing behind; :func:`enabled` does both around a block.
+    """
+    global _original
+    with _lock:
+        if model is not None:
+            if "generate" not in vars(model):
+                object.__setattr__(model, "generate", _with_verification(_plain_generate(model)).__get__(model))
+        elif _original is None:
+            _original = GenerationMixin.generate
+            GenerationMixin.generate = _with_verification(_original)
+
+
+def disable(model: PreTrainedModel | None = None) -> None:
+    """Undo :func:`enable`, for the model or for the class."""
+    global _original
+    with _lock:
+        if model is not None:
+            if hasattr(vars(model).get("generate"), "__wrapped_by_hf_lossy__"):
+                object.__delattr__(model, "generate")
+        elif _original is not None:
+            GenerationMixin.generate = _original
+            _original = None
+
+
+def is_enabled(model: PreTrainedModel | None = None) -> bool:
+    """Whether ``generate`` is enabled on a model itself, or on the class."""
+    return _original is not None if model is None else "generate" in vars(model)
+
+
+@contextmanager
+def enabled(model: PreTrainedModel | None = None) -> Iterator[None]:
+    """:func:`enable` for a block; afterwards everything is as it was before."""
+    before = is_enabled(model)
+    enable(model)
+    try:
+        yield
+    finally:
+        if not before:
+            disable(model)

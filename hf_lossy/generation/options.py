@@ -1,0 +1,186 @@
+"""The options of verification: what a user may give, where it may be stored, what it defaults to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..compat import keep_unknown_fields, stored
+from ..couplings import coupling, couplings
+from ..errors import LossyError, unknown
+from ..laws import Law, make
+from .statistics import VerificationStats
+
+DEFAULT_DRAFT_LENGTH = 7
+UNSUPPORTED = {
+    "assistant_ensemble_weight": "it is a law of its own: use verification='cos', draft_weight = 1 - weight",
+    "assistant_early_exit": "early exit has no draft distribution here; pass a draft as assistant_model",
+    "use_mtp": "multi-token-prediction drafts return unprocessed logits (huggingface/transformers#47932)",
+    "speculation_type": "this kind of draft returns unprocessed logits (huggingface/transformers#47932)",
+    "guidance_scale": "classifier-free guidance keeps state between calls and can't be rolled back",
+    "watermarking_config": "watermarking processors keep state between calls and can't be rolled back",
+    "penalty_alpha": "contrastive search is another decoding method",
+    "dola_layers": "DoLa is another decoding method",
+    "constraints": "constrained beam search is another decoding method",
+    "force_words_ids": "constrained beam search is another decoding method",
+}
+"""Generation settings that would silently do nothing, with the reason."""
+
+
+@dataclass
+class Options:
+    """Everything ``generate`` takes besides transformers' own arguments. None: not given.
+
+    Attributes:
+        verification: name of a law, a dict ``{"method": ..., **parameters}``, or a :class:`hf_lossy.laws.Law`.
+        verification_config: parameters for a name.
+        coupling: ``"block"`` (default), ``"token"`` or ``"reference"``; deterministic candidates always use the tree
+            coupling.
+        bonus: the token after a block that was accepted whole: ``"induced"`` (default) follows the law, by one more step
+            of the draft; ``"target"`` is drawn from p, as transformers does.
+        draft_probs: ``"head"`` (default): q is the distribution the candidates came from; ``"point_mass"``: each
+            candidate counts as q = 1.
+        draft_temperature: temperature of the draft (0: greedy, q is a point mass); the target's unless given.
+        num_assistant_tokens: γ, drafted tokens in a round; 7 unless given.
+        num_assistant_tokens_schedule: ``"constant"`` (default) or ``"heuristic"``.
+        assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
+        accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
+        assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
+        verification_stats: a collector that the call's statistics are added to.
+        generator: a ``torch.Generator``; the global one is left alone then.
+        streamer, tokenizer, assistant_tokenizer, stop_strings: as in transformers' ``generate``.
+    """
+
+    verification: str | dict[str, Any] | Law | None = None
+    verification_config: dict[str, Any] | None = None
+    coupling: str | None = None
+    bonus: str | None = None
+    draft_probs: str | None = None
+    draft_temperature: float | None = None
+    num_assistant_tokens: int | None = None
+    num_assistant_tokens_schedule: str | None = None
+    assistant_confidence_threshold: float | None = None
+    accounting: bool | None = None
+    assistant_model: PreTrainedModel | None = None
+    verification_stats: VerificationStats | None = None
+    generator: torch.Generator | None = None
+    streamer: Any = None
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
+    stop_strings: str | list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.verification is None and self.verification_config:
+            raise LossyError(
+                f"verification_config={self.verification_config!r} was given without verification: name the law as well, "
+                "for example verification='lenience'"
+            )
+        if self.verification is not None:
+            self.law()
+        for name, allowed in (
+            ("coupling", [c for c in couplings() if c != "tree"]),
+            ("bonus", ["induced", "target"]),
+            ("draft_probs", ["head", "point_mass"]),
+            ("num_assistant_tokens_schedule", ["constant", "heuristic"]),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise unknown(name, value, allowed)
+        if self.num_assistant_tokens is not None and (
+            not isinstance(self.num_assistant_tokens, int) or self.num_assistant_tokens < 1
+        ):
+            raise LossyError(
+                f"num_assistant_tokens must be a whole number of at least 1, got {self.num_assistant_tokens!r}"
+            )
+        for name, high in (("draft_temperature", float("inf")), ("assistant_confidence_threshold", 1.0)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value <= high):
+                raise LossyError(f"{name} must be {'at least 0' if high > 1 else 'in [0, 1]'}, got {value!r}")
+        if self.verification_stats is not None and not isinstance(self.verification_stats, VerificationStats):
+            raise LossyError(
+                f"verification_stats must be a hf_lossy.VerificationStats, got {type(self.verification_stats).__name__}"
+            )
+        if self.assistant_model is not None and not isinstance(self.assistant_model, PreTrainedModel):
+            raise LossyError(
+                f"assistant_model must be a loaded model, got {type(self.assistant_model).__name__}: load it with "
+                "AutoModelForCausalLM.from_pretrained first"
+            )
+
+    def law(self) -> Law:
+        """The law, made and checked."""
+        assert self.verification is not None
+        law = make(self.verification, self.verification_config)
+        if self.coupling is not None and not coupling(self.coupling).supports(law):
+            raise LossyError(
+                f"coupling={self.coupling!r} does not exist for {law}: its published rule is the token coupling already; "
+                "use coupling='token' or 'block'"
+            )
+        return law
+
+    def filled(self, *sources: Options) -> Options:
+        """These options, with what is not given taken from the first source that has it (a law with its parameters)."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for source in sources:
+            if values["verification"] is None:
+                values["verification"] = source.verification
+                values["verification_config"] = source.verification_config
+            values |= {name: getattr(source, name) for name, value in values.items() if value is None}
+        if values["verification"] is not None and isinstance(values["verification"], Law):
+            values["verification_config"] = None
+        return Options(**values)
+
+
+NAMES = tuple(f.name for f in dataclasses.fields(Options))
+STORED = (
+    "verification",
+    "verification_config",
+    "coupling",
+    "bonus",
+    "draft_probs",
+    "draft_temperature",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "accounting",
+)
+"""The options that a ``generation_config`` can carry."""
+
+
+def from_config(config: GenerationConfig | None) -> Options:
+    """The options stored on a generation config."""
+    return Options(**{name: stored(config, name) for name in STORED})
+
+
+def configure(model: PreTrainedModel, **options: Any) -> None:
+    """Check verification options and store them on ``model.generation_config``, so that they survive ``save_pretrained``
+    and ``from_pretrained`` and a checkpoint can carry its verification.
+
+    Args:
+        model: the target.
+        **options: any of ``verification``, ``verification_config``, ``coupling``, ``bonus``, ``draft_probs``,
+            ``draft_temperature``, ``num_assistant_tokens``, ``num_assistant_tokens_schedule``,
+            ``assistant_confidence_threshold``, ``accounting``. ``verification=None`` removes what was stored.
+
+    Raises:
+        LossyError: an option that is unknown, can't be stored, or has a wrong value.
+    """
+    for name in options:
+        if name not in STORED:
+            raise unknown("option to store", name, STORED)
+    checked = Options(**options)
+    config = model.generation_config
+    if "verification" in options:
+        for name in ("verification", "verification_config"):
+            if hasattr(config, name):
+                delattr(config, name)
+    if checked.verification is not None:
+        law = checked.law().to_dict()
+        options["verification"], options["verification_config"] = law.pop("method"), law
+    for name, value in options.items():
+        if value is not None:
+            setattr(config, name, value)
+    keep_unknown_fields(config)

@@ -1,0 +1,190 @@
+"""What a call of ``generate`` did: per round, per emitted token, and in total."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ..accounting import Accounting
+
+Source = Literal["accepted", "replaced", "bonus"]
+STAGES = ("prefill", "draft", "verify", "couple", "cache")
+
+
+@dataclass(slots=True)
+class Round:
+    """One draft-and-verify round of one row, cut at the stop.
+
+    Attributes:
+        drafted: tokens proposed.
+        accepted: proposed tokens that were emitted.
+        emitted: all tokens emitted, ``accepted`` plus the replaced or bonus token unless the stop came before it.
+        stop: why generation ended in this round (``"eos"``, ``"length"``, or the class of the stopping criterion), else
+            None.
+    """
+
+    drafted: int
+    accepted: int
+    emitted: int
+    stop: str | None = None
+
+
+@dataclass(slots=True)
+class RowStats:
+    """One sequence of the batch: its rounds, and for each emitted token where it came from."""
+
+    rounds: list[Round] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    _accounting: list[torch.Tensor] = field(default_factory=list)
+
+    def add_accounting(self, figures: Accounting) -> None:
+        """Keep one round's figures, each [emitted]; they stay on the device until they are asked for."""
+        self._accounting.append(torch.stack(figures, -1))
+
+    @property
+    def accounting(self) -> dict[str, list[float]] | None:
+        """Per emitted token: tv, kl, max_log_ratio, acceptance, wasted_distortion; None unless it was asked for."""
+        if not self._accounting:
+            return None
+        table = torch.cat(self._accounting).double().cpu()
+        return {name: table[:, i].tolist() for i, name in enumerate(Accounting._fields)}
+
+
+@dataclass
+class VerificationStats:
+    """The statistics of one or more calls of ``generate``; as a collector it adds up what it is passed to.
+
+    Attributes:
+        settings: law, coupling, bonus and the rest as they were used in the (last) call.
+        rows: one entry a generated sequence.
+        target_forwards: forwards of the target after the prefill.
+        draft_forwards: forwards of the draft, its prefill included.
+        seconds: wall-clock time by stage (``prefill``, ``draft``, ``verify``, ``couple``, ``cache``), and within them the
+            time inside the models' forwards (``target_forward``, ``draft_forward``, the prefills' included). On an
+            accelerator work is asynchronous, so that a stage's time is what the host waited.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[RowStats] = field(default_factory=list)
+    target_forwards: int = 0
+    draft_forwards: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of a block to a stage."""
+        began = time.perf_counter()
+        yield
+        self.seconds[stage] += time.perf_counter() - began
+
+    def add(self, other: VerificationStats) -> None:
+        """Add another call's statistics to these."""
+        self.settings = other.settings
+        self.rows += other.rows
+        self.target_forwards += other.target_forwards
+        self.draft_forwards += other.draft_forwards
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    # --- totals --------------------------------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> list[Round]:
+        """All rounds of all rows."""
+        return [r for row in self.rows for r in row.rounds]
+
+    @property
+    def emitted(self) -> int:
+        """Tokens emitted."""
+        return sum(r.emitted for r in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens drafted."""
+        return sum(r.drafted for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were emitted."""
+        return sum(r.accepted for r in self.rounds)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Emitted tokens / target forwards after the prefill, over all rounds, the EOS-truncated ones included."""
+        return _ratio(self.emitted, len(self.rounds))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds: drafted tokens kept in a round plus the replaced or bonus token (vLLM's definition).
+
+        Larger than the block efficiency by the rounds that a stop cut before that last token."""
+        return 1 + _ratio(self.accepted, len(self.rounds))
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """Number of rounds by how many drafted tokens they kept."""
+        return dict(sorted(Counter(r.accepted for r in self.rounds).items()))
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """For each position of the draft: rounds that kept it / rounds that drafted it."""
+        longest = max((r.drafted for r in self.rounds), default=0)
+        return [
+            _ratio(sum(r.accepted > i for r in self.rounds), sum(r.drafted > i for r in self.rounds))
+            for i in range(longest)
+        ]
+
+    @property
+    def accounting(self) -> dict[str, float] | None:
+        """Over all emitted tokens: mean ``tv``, ``acceptance`` and ``wasted_distortion`` (over positions that have a q),
+        the largest ``max_log_ratio``, and ``kl`` summed over each sequence, averaged over sequences."""
+        rows = [row.accounting for row in self.rows]
+        tables = [table for table in rows if table is not None]
+        if not tables:
+            return None
+        flat = {name: [x for t in tables for x in t[name]] for name in Accounting._fields}
+        totals = {name: _mean([x for x in flat[name] if x == x]) for name in ("tv", "acceptance", "wasted_distortion")}
+        return {
+            **totals,
+            "kl": sum(flat["kl"]) / len(tables),
+            "max_log_ratio": max(flat["max_log_ratio"], default=float("nan")),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Everything above as plain numbers, for JSON."""
+        return {
+            **self.settings,
+            "sequences": len(self.rows),
+            "rounds": len(self.rounds),
+            "emitted": self.emitted,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "target_forwards": self.target_forwards,
+            "draft_forwards": self.draft_forwards,
+            "block_efficiency": self.block_efficiency,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "acceptance_rate_per_position": self.acceptance_rate_per_position,
+            "seconds": dict(self.seconds),
+            "accounting": self.accounting,
+        }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else float("nan")
+
+
+def _mean(values: list[float]) -> float:
+    return _ratio(sum(values), len(values))

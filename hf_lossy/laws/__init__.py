@@ -1,0 +1,33 @@
+"""Laws: what is emitted, (p, q) → π. One file a law, each registering itself. Torch only.
+
+``hf_lossy.laws()`` lists the registered names; ``hf_lossy.laws.Lenience`` is a class. A file put into this folder with a
+class under ``@register`` is found by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import types
+
+from .base import Law, law, law_class, make, names, parameter, register
+
+for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")
+
+_ORDER = {"lossless": 0, "collaborative": 1, "truncation": 2, "baseline": 3}
+for _name in names():
+    globals()[law_class(_name).__name__] = law_class(_name)
+
+
+class _CallableModule(types.ModuleType):
+    """The package folder and the function ``hf_lossy.laws()`` share a name; the module answers to both."""
+
+    def __call__(self) -> list[str]:
+        return sorted(names(), key=lambda name: _ORDER[law_class(name).family])
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+__all__ = ["Law", "law", "law_class", "make", "names", "parameter", "register"]

@@ -1,0 +1,24 @@
+"""Allowed sets of truncation-based rules, from p alone.
+
+One function computes each set. The verifier, the matched truncation-sampling baseline and the logits processors all call
+it, so that they can never differ. Like transformers' warpers these keep ``>=`` and the exact entropy. (Medusa's code is a
+strict ``>`` and takes log(p + 1e-5) in the entropy; 2 in 500 random rows differ.)
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def min_p_set(p: Float[Tensor, "*batch vocab"], p_base: float) -> Bool[Tensor, "*batch vocab"]:
+    """A = {x : p(x) ≥ p_base · max p}, p_base ∈ [0, 1] (min-p sampling, 2407.01082)."""
+    return p >= p_base * p.amax(-1, keepdim=True)
+
+
+def eta_set(p: Float[Tensor, "*batch vocab"], epsilon: float, delta: float) -> Bool[Tensor, "*batch vocab"]:
+    """A = {x : p(x) ≥ min(ε, δ · exp(−H(p)))} ∪ argmax p, H in nats (eta sampling, 2210.15191)."""
+    entropy = torch.special.entr(p).sum(-1, keepdim=True)
+    threshold = (delta * torch.exp(-entropy)).clamp_max_(epsilon)
+    return p >= torch.minimum(threshold, p.amax(-1, keepdim=True))

@@ -1,0 +1,44 @@
+"""What the truncation-based laws share: the two fallbacks, and their published acceptance rule. Torch only."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..numerics import restrict
+
+
+def emitted(
+    p: Float[Tensor, "*batch vocab"],
+    q: Float[Tensor, "*batch vocab"],
+    allowed: Bool[Tensor, "*batch vocab"],
+    fallback: str,
+) -> Float[Tensor, "*batch vocab"]:
+    """π of a rule that keeps a drafted token iff it is in A, and otherwise draws from the fallback.
+
+    ``"draft"``: π = q·1_A / q(A), or p·1_A / p(A) where q has no mass on A (p itself where A is empty).
+    ``"target"``: π = q·1_A + (1 − q(A)) p.
+    """
+    kept = q * allowed
+    mass = kept.sum(-1, keepdim=True)
+    if fallback == "target":
+        return kept.add_((1 - mass).clamp_min_(0) * p)
+    tiny = torch.finfo(p.dtype).tiny
+    return torch.where(mass > tiny, kept.div_(mass.clamp_min(tiny)), _restrict_or_keep(p, allowed))
+
+
+def published(
+    p: Float[Tensor, "*batch vocab"],
+    q: Float[Tensor, "*batch vocab"],
+    allowed: Bool[Tensor, "*batch vocab"],
+    fallback: str,
+) -> tuple[Float[Tensor, "*batch vocab"], Float[Tensor, "*batch vocab"]]:
+    """(h, r): accept iff x ∈ A, else draw from the fallback (the draft on A, or the whole target)."""
+    return allowed.to(p.dtype), p if fallback == "target" else emitted(p, q, allowed, "draft")
+
+
+def _restrict_or_keep(
+    p: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch vocab"]:
+    return torch.where(allowed.any(-1, keepdim=True), restrict(p, allowed), p)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import torch
+from jaxtyping import install_import_hook
+
+from . import typecheck
+
+torch.set_num_threads(1)
+
+# shapes in signatures are checked in tests, and only there: this must come before the first import of the package
+install_import_hook(
+    ["hf_lossy.laws", "hf_lossy.couplings", "hf_lossy.accounting", "hf_lossy.numerics"],
+    f"{typecheck.__name__}.{typecheck.shapes.__name__}",
+)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how much was enumerated and how close it came (also with workers, which hand properties over)."""
+    found = [dict(r.user_properties) for r in terminalreporter.getreports("passed") if r.when == "call"]
+    found = [f for f in found if "enumerated" in f]
+    if found:
+        count, worst = sum(f["enumerated"] for f in found), max(f["worst_tv"] for f in found)
+        terminalreporter.write_line(f"exact enumeration: {count} combinations, worst TV {worst:.1e}")
