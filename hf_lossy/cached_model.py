@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .compat import CACHE_NAME, is_croppable
+from .compat import CACHE_NAME, crop, is_croppable
 from .errors import LossyError
 
 
@@ -44,6 +44,10 @@ class CachedModel:
         self.length = int(cache.get_seq_length())
         """Tokens in the cache."""
         self._first = True
+        self._device = model.device
+        # what transformers' own method adds to the arguments matters for prefills and multimodal inputs only, and costs
+        # as much as a small model's layer; a model with a method of its own gets it called every time
+        self._simple = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         self._trims = any(cache.is_sliding)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         if hasattr(cache, "activate_past_recording"):
@@ -53,23 +57,22 @@ class CachedModel:
     def __call__(self, tokens: Int[Tensor, "batch new"], logits: int = 1) -> Any:
         """One forward over tokens [B, n] that continue the cached ones; the model's output, with at least the last
         ``logits`` positions' logits."""
-        tokens = tokens.to(self.model.device)
+        if self._device.type != "meta":  # offloaded weights, whose hooks move the inputs
+            tokens = tokens.to(self._device)
         end = self.length + tokens.shape[1]
-        kwargs: dict[str, Any] = dict(self.forward_kwargs)
+        kwargs: dict[str, Any] = {**self.forward_kwargs, CACHE_NAME: self.cache, "use_cache": True}
+        if self.mask is not None:
+            kwargs["attention_mask"] = _extended(self.mask, end, count=False)
         if self.positions is not None:
             kwargs["position_ids"] = _extended(self.positions, end, count=True)[:, self.length :]
         if self._keeps_logits:
             kwargs["logits_to_keep"] = logits
-        inputs = self.model.prepare_inputs_for_generation(
-            tokens,
-            attention_mask=None if self.mask is None else _extended(self.mask, end, count=False),
-            is_first_iteration=self._first,
-            use_cache=True,
-            **{CACHE_NAME: self.cache},
-            **kwargs,
-        )
+        if self._first or not self._simple:
+            kwargs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=self._first, **kwargs)
+        else:
+            kwargs["input_ids"] = tokens
         began = time.perf_counter()
-        outputs = self.model(**inputs, return_dict=True)
+        outputs = self.model(**kwargs, return_dict=True)
         self.seconds += time.perf_counter() - began
         self.length, self.forwards = end, self.forwards + 1
         if self._first:
@@ -80,9 +83,15 @@ class CachedModel:
     def crop(self, length: int) -> None:
         """Roll the cache back to its first ``length`` tokens. (Removing none still trims a sliding window.)"""
         surplus = self.length - length
-        if surplus > 0 or self._trims:
-            self.cache.crop(-surplus)
+        if surplus > 0 or (self._trims and self.length):
+            crop(self.cache, surplus)
         self.length = length
+
+    def release(self) -> None:
+        """Give the cache back to the caller: its layers need not record what a rollback would need any more."""
+        for layer in self.cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
 
     def _check_croppable(self) -> None:
         if not is_croppable(self.cache):

@@ -14,7 +14,7 @@ import inspect
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache, StaticSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, StaticSlidingWindowLayer
 
 CACHE_NAME = (
     "cache"
@@ -40,9 +40,10 @@ def take_cache(kwargs: dict[str, Any]) -> Cache | None:
 
 
 def is_croppable(cache: Cache) -> bool:
-    """Whether ``crop`` can put the cache back as it was. Some layers only know once they hold something."""
+    """Whether ``crop`` can put the cache back as it was. Linear-attention layers, of which some can, only know once they
+    hold something: until then they count as croppable."""
     if hasattr(cache, "is_croppable"):
-        return bool(cache.is_croppable)
+        return all(layer.is_croppable or _holds_nothing_linear(layer) for layer in cache.layers)
     for layer in cache.layers:
         kinds = " ".join(kind.__name__ for kind in type(layer).__mro__)
         if "Quantized" in kinds or "LinearAttention" in kinds:
@@ -51,6 +52,11 @@ def is_croppable(cache: Cache) -> bool:
             # a ring that was never longer than the window is not known to be croppable by this version
             return False
     return True
+
+
+def _holds_nothing_linear(layer: Any) -> bool:
+    states = [getattr(layer, f"is_{kind}_states_initialized", None) for kind in ("conv", "recurrent")]
+    return None not in states and not any(any(known.values()) for known in states)
 
 
 def keep_unknown_fields(config: GenerationConfig) -> None:
@@ -66,7 +72,23 @@ def stored(config: GenerationConfig | None, name: str) -> Any:
 
 
 def default_cache(model: PreTrainedModel) -> Cache:
-    """A dynamic cache with the layer types of a model (sliding-window, hybrid), as ``generate`` makes it."""
+    """A dynamic cache with the layer types of a model (sliding-window, hybrid), as ``generate`` makes it.
+
+    A draft runs several forwards before it rolls back. Sliding-window layers of versions without ``is_croppable`` can't do
+    that: there every layer keeps all tokens, and the attention mask alone makes the window."""
     from transformers import DynamicCache
 
-    return DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if not hasattr(Cache, "is_croppable") and all(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        return DynamicCache()
+    return cache
+
+
+def crop(cache: Cache, surplus: int) -> None:
+    """Remove the last ``surplus`` tokens; removing none still trims a sliding window. Static layers of versions without
+    ``is_croppable`` have no ``crop``: there, too, the next tokens overwrite those that are forgotten."""
+    for layer in cache.layers:
+        if hasattr(layer, "crop"):
+            layer.crop(-surplus)
+        else:
+            layer.cumulative_length.sub_(surplus)

@@ -59,10 +59,11 @@ class TwoModelDraft(Draft):
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
         drafted = tokens.new_empty(tokens.shape[0], count)
         kept: list[Tensor] = []
+        coins = self.coins(tokens.shape[0], count) if not self.greedy else drafted
         for i in range(count):
             # [B, V]: the scores or the distribution at position length + i
             q = self._distribution(self._so_far(tokens, length, drafted[:, :i]))
-            token = q.argmax(-1) if self.greedy else sample(q, self.coins(q.shape[0]).to(q.device))
+            token = q.argmax(-1) if self.greedy else sample(q, coins[:, i].to(q.device))
             drafted[:, i] = token
             if self.needs_probs:
                 kept.append(one_hot(token, q) if self.greedy and self.sampled else q)

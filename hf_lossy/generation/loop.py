@@ -85,6 +85,7 @@ def decode(run: Run) -> Int[Tensor, "batch length"]:
         with stats.timed("cache"):
             stopped = commit(run, proposal, verified, outcome)
             roll_back(run, verified, outcome)
+    run.target.release()
     stats.target_forwards, stats.draft_forwards = run.target.forwards - before, run.draft.forwards
     stats.seconds |= {"target_forward": run.target.seconds, "draft_forward": run.draft.seconds}
     return run.tokens[:, : run.length]
@@ -95,6 +96,7 @@ def prefill(run: Run) -> None:
     while (start := run.target.length) < run.length - 1:
         end = run.length - 1 if run.prefill_chunk is None else min(run.length - 1, start + run.prefill_chunk)
         run.recorder.prefill(run.target(run.tokens[:, start:end]))
+        run.target.crop(end)  # nothing to forget, but a sliding window is trimmed
 
 
 def propose(run: Run) -> Proposal:
