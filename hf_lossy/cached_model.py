@@ -41,7 +41,9 @@ class CachedModel:
         self.model, self.cache, self.role = model, cache, role
         self.mask, self.positions, self.forward_kwargs = attention_mask, position_ids, forward_kwargs
         self.forwards, self.seconds = 0, 0.0
-        self.length = int(cache.get_seq_length())
+        # without attention there is no length to ask for, nor a way back
+        self._recurrent = bool(cache.layers) and all(cache.is_linear)
+        self.length = 0 if self._recurrent else int(cache.get_seq_length())
         """Tokens in the cache."""
         self._first = True
         self._device = model.device
@@ -94,7 +96,7 @@ class CachedModel:
                 layer.record_past = False
 
     def _check_croppable(self) -> None:
-        if not is_croppable(self.cache):
+        if self._recurrent or not is_croppable(self.cache):
             kinds = {type(self.cache).__name__, *(type(layer).__name__ for layer in self.cache.layers)}
             raise LossyError(
                 f"the {self.role}'s cache can't be rolled back after a refused token ({', '.join(sorted(kinds))}): use a "

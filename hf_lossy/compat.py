@@ -23,7 +23,7 @@ CACHE_NAME = (
 )
 """What this version calls the cache, as forward argument and as output field."""
 
-CACHE_ALIASES = ("cache", "past_key_values")
+CACHE_ALIASES = ("cache", "past_key_values", "cache_params")
 
 ASSISTED_DEFAULTS = {
     "num_assistant_tokens": 20,
@@ -55,8 +55,8 @@ def is_croppable(cache: Cache) -> bool:
 
 
 def _holds_nothing_linear(layer: Any) -> bool:
-    states = [getattr(layer, f"is_{kind}_states_initialized", None) for kind in ("conv", "recurrent")]
-    return None not in states and not any(any(known.values()) for known in states)
+    kinds = ("is_conv_states_initialized", "is_recurrent_states_initialized")
+    return all(hasattr(layer, kind) and not any(getattr(layer, kind).values()) for kind in kinds)
 
 
 def keep_unknown_fields(config: GenerationConfig) -> None:

@@ -33,7 +33,7 @@ def checks(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, assi
     same = "the same" if difference is None else "token {} is {!r} / {!r}".format(*difference)
     found = [Check("tokenizers", f"{len(tokenizer)} / {len(assistant_tokenizer)} tokens, {same}", difference is None)]
     try:
-        limit = shared_limit(*rows, tokenizer, assistant_tokenizer)
+        limit = shared_limit(rows[0], rows[1], tokenizer, assistant_tokenizer)
         found.append(Check("output rows", f"{rows[0]} / {rows[1]}, {limit} ids in use", True))
     except LossyError as error:
         found.append(Check("output rows", f"{rows[0]} / {rows[1]}: {error}", False))

@@ -13,19 +13,35 @@ def excess(a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]) -
 
 
 def spread(kept: Float[Tensor, "*batch vocab"], shape: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    """``kept`` plus its missing mass (1 − Σ kept), laid out in proportion to ``shape``. Both inputs are overwritten.
+    """``kept`` plus its missing mass (1 − Σ kept), laid out in proportion to ``shape``. ``kept`` is overwritten.
 
     Where ``shape`` has no mass there is nothing missing either (up to rounding), and ``kept`` is returned.
     """
     missing = (1 - kept.sum(-1, keepdim=True)).clamp_min_(0)
-    return kept.add_(shape.mul_(missing / shape.sum(-1, keepdim=True).clamp_min_(torch.finfo(kept.dtype).tiny)))
+    total = shape.sum(-1, keepdim=True).clamp_min_(torch.finfo(kept.dtype).tiny)
+    return kept.addcmul_(shape, missing.div_(total))
+
+
+def capped(
+    a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"], scale: float
+) -> Float[Tensor, "*batch vocab"]:
+    """min(a, scale · b), element by element."""
+    bound = b * scale
+    return torch.minimum(a, bound, out=bound)
+
+
+def masked(
+    probs: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch vocab"]:
+    """``probs · 1_A``. (Converting the mask first is four times as fast as a product of mixed types.)"""
+    return allowed.to(probs.dtype).mul_(probs)
 
 
 def restrict(
     probs: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch vocab"]:
     """``probs · 1_A / probs(A)``; a row with no mass on A comes back as zeros."""
-    kept = probs * allowed
+    kept = masked(probs, allowed)
     return kept.div_(kept.sum(-1, keepdim=True).clamp_min_(torch.finfo(kept.dtype).tiny))
 
 

@@ -244,15 +244,13 @@ def all_accepted_tree(pi: Table, candidates: Prefix, x: Prefix) -> float:
     return product(pi, x) if x == candidates else 0.0
 
 
-def emitted(vocabulary: int, gamma: int, pi: Table, accepted: Callable[[Prefix], float], bonus: Table) -> Vector:
-    """The law of the next γ + 1 tokens, in lexicographic order.
+def emitted(block: Vector, whole: Vector, induced_after: Vector, bonus_after: Vector) -> Vector:
+    """The law of the next γ + 1 tokens, [blocks, V], where every token but the bonus is drawn from π.
 
-    Everything is drawn from π but the token after a block that was accepted as a whole, which is drawn from ``bonus``.
-    ``accepted(x)`` is the probability of that event and of the block being x.
+    Args:
+        block: the probability of each sequence of γ tokens under π.
+        whole: the probability that it comes out as a fully accepted block, which the bonus token then follows.
+        induced_after: π after each, [blocks, V].
+        bonus_after: the law of the bonus token after each.
     """
-    law = []
-    for x in sequences(vocabulary, gamma):
-        whole = accepted(x)
-        for t in range(vocabulary):
-            law.append(whole * bonus[x][t] + (product(pi, x) - whole) * pi[x][t])
-    return np.array(law)
+    return whole[:, None] * bonus_after + (block - whole)[:, None] * induced_after

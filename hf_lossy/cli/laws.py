@@ -8,17 +8,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..laws import law_class
+from ..laws import law_class, listed
 from ..laws.base import allowed_values
 from .common import console
 
 
 def rows() -> list[dict[str, Any]]:
     """The registry, one entry a law."""
-    import hf_lossy
-
     entries = []
-    for name in hf_lossy.laws():
+    for name in listed():
         cls = law_class(name)
         example = cls()
         bound = example.overshoot_bound

@@ -30,7 +30,7 @@ from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
 from . import options as _options
 from .loop import Run, decode
-from .options import DEFAULT_DRAFT_LENGTH, UNSUPPORTED, Options, from_config
+from .options import DEFAULT_DRAFT_LENGTH, STATEFUL, UNSUPPORTED, Options, from_config
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import VerificationStats
 from .stops import Stops
@@ -84,7 +84,8 @@ class Decoder:
             verification_stats=verification_stats,
             generator=generator,
         )
-        options = given.filled(self.options, from_config(generation_config), from_config(model.generation_config))
+        configs = from_config(generation_config, prepared=True), from_config(model.generation_config)
+        options = given.filled(self.options, *configs)
         run = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs)
         if options.streamer is not None:
             options.streamer.put(input_ids.cpu())
@@ -112,6 +113,7 @@ def prepare(
         raise LossyError("no verification was given: name a law, for example verification='lenience'")
     law = options.law()
     check_supported(model, input_ids, config)
+    check_processors(processors)
     cache = take_cache(model_kwargs)
     if cache is None:
         raise LossyError(
@@ -226,7 +228,19 @@ def make_draft(
         )
     if assistant is None:
         assert lookup is not None
-        return PromptLookupDraft(options.num_assistant_tokens or lookup, config.max_matching_ngram_size or 2)
+        for name in ("draft_temperature", "assistant_confidence_threshold"):
+            if getattr(options, name) is not None:
+                raise LossyError(
+                    f"{name}={getattr(options, name)!r} has no meaning with prompt lookup, which samples nothing: leave it "
+                    "out, or use a draft model"
+                )
+        return PromptLookupDraft(
+            options.num_assistant_tokens or lookup,
+            config.max_matching_ngram_size or 2,
+            target_scorer.processors,
+            target_scorer.vocabulary,
+            options.num_assistant_tokens_schedule or "constant",
+        )
     if assistant.config.is_encoder_decoder:
         raise LossyError(
             f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
@@ -272,6 +286,16 @@ def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: Ge
         value = getattr(config, name, None)
         if value is not None and value is not False:
             raise LossyError(f"{name}={value!r} can't be combined with verification: {why}")
+
+
+def check_processors(processors: LogitsProcessorList) -> None:
+    """An error for processors that count their calls: they are called for drafted tokens that may be refused."""
+    for processor in processors:
+        if isinstance(processor, STATEFUL):
+            raise LossyError(
+                f"the logits processor {type(processor).__name__} keeps state between calls and can't be rolled back after "
+                "a refused token: leave it out, or generate without verification"
+            )
 
 
 def forwarded(model_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -331,7 +355,13 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         LossyError: something that can't be done as asked; the message says what, and what to do instead.
     """
     given = {name: kwargs.pop(name) for name in _options.NAMES if name in kwargs}
-    config = kwargs.get("generation_config") or model.generation_config
+    own = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+
+    def setting(name: str) -> Any:
+        """A generation setting as transformers will find it."""
+        values = (kwargs.get(name), getattr(own, name, None), getattr(model.generation_config, name, None))
+        return next((value for value in values if value is not None), None)
+
     if kwargs.get("custom_generate") is not None:
         raise LossyError("custom_generate and verification are both decoding loops: give one of them")
     if kwargs.pop("synced_gpus", None):
@@ -340,22 +370,27 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         )
     if kwargs.get("inputs_embeds") is not None:
         raise LossyError("inputs_embeds can't be verified, since a draft needs token ids: pass input_ids")
-    if kwargs.get("use_cache", config.use_cache) is False:
+    if setting("use_cache") is False:
         raise LossyError(
             "use_cache=False can't be combined with speculative decoding, which rolls a cache back: leave it on"
         )
-    if kwargs.get("cache_implementation", config.cache_implementation) == "paged":
+    if setting("cache_implementation") == "paged":
         raise LossyError(
             "continuous batching (cache_implementation='paged') can't be combined with verification: leave it out"
         )
-    if model.config.is_encoder_decoder or kwargs.get("num_beams", config.num_beams) not in (None, 1):
-        merged = GenerationConfig(num_beams=kwargs.get("num_beams", config.num_beams))
-        check_supported(model, None, merged)
-    if given.get("stop_strings") is None and config.stop_strings is not None:
-        given["stop_strings"] = config.stop_strings
-    if config.stop_strings is not None:
+    if model.config.is_encoder_decoder or setting("num_beams") not in (None, 1):
+        check_supported(model, None, GenerationConfig(num_beams=setting("num_beams")))
+    if setting("token_healing"):
+        raise LossyError(
+            "token_healing=True can't be combined with verification: heal the prompt before, with "
+            "model.heal_tokens(input_ids, tokenizer)"
+        )
+    if setting("stop_strings") is not None:
+        if given.get("stop_strings") is None:
+            given["stop_strings"] = setting("stop_strings")
         kwargs["stop_strings"] = None  # ours to check, at every accepted prefix
-    return _plain_generate(model)(model, *args, custom_generate=Decoder(_checked(given)), **kwargs)
+    options = _checked(given).filled(from_config(own))
+    return _plain_generate(model)(model, *args, custom_generate=Decoder(options), **kwargs)
 
 
 def _checked(given: dict[str, Any]) -> Options:
@@ -380,11 +415,11 @@ def _plain_generate(model: PreTrainedModel) -> Callable[..., Any]:
 def _with_verification(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate_(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kwargs.get("custom_generate"), Decoder | str):
+            return original(self, *args, **kwargs)  # that loop takes what is ours itself
         configs = (kwargs.get("generation_config"), self.generation_config)
-        wanted = kwargs.get("verification") if "verification" in kwargs else None
-        if "verification" not in kwargs and not isinstance(kwargs.get("custom_generate"), Decoder):
-            wanted = next((v for v in (getattr(c, "verification", None) for c in configs) if v is not None), None)
-        if wanted is not None:
+        stored = next((v for v in (getattr(c, "verification", None) for c in configs) if v is not None), None)
+        if kwargs.get("verification", stored) is not None:
             return generate(self, *args, **kwargs)
         kwargs.pop("verification", None)
         return original(self, *args, **kwargs)

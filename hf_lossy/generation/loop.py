@@ -26,6 +26,9 @@ from .outputs import Recorder
 from .statistics import Round, RowStats, VerificationStats
 from .stops import Stops
 
+BROKEN = -1
+"""Stands for a bonus token that was drawn with a q of NaN, until the tokens are read."""
+
 
 @dataclass
 class Run:
@@ -144,6 +147,8 @@ def couple(run: Run, proposal: Proposal, p: Float[Tensor, "batch drafted_1 vocab
         induced = run.induced_bonus and (q_bonus is not None or not run.law.uses_draft)
         pi = run.law.induced(p_bonus, p_bonus if q_bonus is None else q_bonus.to(p.dtype)) if induced else p_bonus
         bonus = sample(pi, run.coins(rows)) if run.sampled else pi.argmax(-1)
+        if q_bonus is not None:
+            bonus = bonus.where(q_bonus[:, 0].isfinite(), BROKEN)
         last = torch.where(accepted == count, bonus, last)
         if run.accounting:
             figures.append(Accounting(*(x[:, None] for x in account(p_bonus, q_bonus, pi))))
@@ -162,6 +167,8 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
     for row, kept in enumerate(outcome.accepted):
         run.tokens[row, run.length + kept] = outcome.last[row]
         new = run.tokens[row, run.length : run.length + kept + 1].tolist()
+        if new[-1] == BROKEN:
+            raise run.draft.complain(run.length + kept)
         recorded = run.recorder.with_scores(verified.scores)
         emitted, stop = run.stops.first(run.tokens[row : row + 1], run.length, new, recorded)
         stats = run.stats.rows[row]

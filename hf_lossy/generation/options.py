@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from ..compat import keep_unknown_fields, stored
 from ..couplings import coupling, couplings
@@ -29,6 +34,8 @@ UNSUPPORTED = {
     "force_words_ids": "constrained beam search is another decoding method",
 }
 """Generation settings that would silently do nothing, with the reason."""
+STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+"""Logits processors that remember what they were called with."""
 
 
 @dataclass
@@ -128,7 +135,8 @@ class Options:
             if values["verification"] is None:
                 values["verification"] = source.verification
                 values["verification_config"] = source.verification_config
-            values |= {name: getattr(source, name) for name, value in values.items() if value is None}
+            missing = [name for name, value in values.items() if value is None and name != "verification_config"]
+            values |= {name: getattr(source, name) for name in missing}
         if values["verification"] is not None and isinstance(values["verification"], Law):
             values["verification_config"] = None
         return Options(**values)
@@ -150,9 +158,9 @@ STORED = (
 """The options that a ``generation_config`` can carry."""
 
 
-def from_config(config: GenerationConfig | None) -> Options:
-    """The options stored on a generation config."""
-    return Options(**{name: stored(config, name) for name in STORED})
+def from_config(config: GenerationConfig | None, prepared: bool = False) -> Options:
+    """The options stored on a generation config; in a prepared one transformers' defaults count as not set."""
+    return Options(**{name: stored(config, name) if prepared else getattr(config, name, None) for name in STORED})
 
 
 def configure(model: PreTrainedModel, **options: Any) -> None:

@@ -53,7 +53,7 @@ class Recorder:
         """Keep the first ``count`` positions of a verification forward; logits and scores are [B, G + 1, V]."""
         for kept, given in ((self.scores, scores), (self.logits, logits)):
             if kept is not None:
-                kept.extend(given[:, j].clone() for j in range(count))
+                kept.extend(given[:, j].to(torch.float32, copy=True) for j in range(count))
         for j in range(count):
             if self.hidden_states is not None:
                 states = tuple(h[:, j : j + 1] for h in outputs.hidden_states)

@@ -19,6 +19,7 @@ def min_p_set(p: Float[Tensor, "*batch vocab"], p_base: float) -> Bool[Tensor, "
 
 def eta_set(p: Float[Tensor, "*batch vocab"], epsilon: float, delta: float) -> Bool[Tensor, "*batch vocab"]:
     """A = {x : p(x) ≥ min(ε, δ · exp(−H(p)))} ∪ argmax p, H in nats (eta sampling, 2210.15191)."""
-    entropy = torch.special.entr(p).sum(-1, keepdim=True)
+    logs = p.clamp_min(torch.finfo(p.dtype).tiny).log_()  # 0 · log 0 = 0
+    entropy = -torch.linalg.vecdot(p, logs).unsqueeze(-1)
     threshold = (delta * torch.exp(-entropy)).clamp_max_(epsilon)
     return p >= torch.minimum(threshold, p.amax(-1, keepdim=True))

@@ -88,7 +88,7 @@ class Law:
         elif isinstance(spec.default, bool):
             ok = isinstance(value, bool)
         else:
-            ok = isinstance(value, int | float) and not isinstance(value, bool)
+            ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             ok = ok and (m["low"] < value if m["open_low"] else m["low"] <= value)
             ok = ok and (value < m["high"] if m["open_high"] else value <= m["high"])
         if not ok:
@@ -179,11 +179,12 @@ def register(cls: L) -> L:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.isidentifier() or name != name.lower():
         raise TypeError(f"{cls.__name__}.name must be a lower-case identifier, got {name!r}")
-    if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-        raise TypeError(f"{cls.__name__}: the name {name!r} is taken by {_REGISTRY[name].__name__}")
+    known = _REGISTRY.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(f"{cls.__name__}: the name {name!r} is taken by {known.__name__} of {known.__module__}")
     if getattr(cls, "family", None) not in get_args(Family):
         raise TypeError(f"{cls.__name__}.family must be one of {get_args(Family)}")
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if not getattr(vars(cls).get("__dataclass_params__"), "frozen", False):  # its own, not Law's
         raise TypeError(f"{cls.__name__} must be a frozen dataclass (@register above @dataclass(frozen=True))")
     loose = [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]
     if loose:

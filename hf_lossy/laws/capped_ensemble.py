@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics import excess, spread
+from ..numerics import capped, excess, spread
 from .base import Law, parameter, register
 
 
@@ -39,7 +39,7 @@ class CappedEnsemble(Law):
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
         # v > p/ℓ only where q > p/ℓ, since v lies between p and q and p ≤ p/ℓ: the plain minimum is u
-        return spread(torch.minimum(torch.lerp(p, q, self.draft_weight), p / self.lenience), excess(p, q))
+        return spread(capped(torch.lerp(p, q, self.draft_weight), p, 1 / self.lenience), excess(p, q))
 
     @property
     def is_strict(self) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,8 +34,9 @@ class Contrastive(Law):
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
-        weights = q.clamp_min(1e-10).pow_(-self.mu).mul_(p).mul_(min_p_set(p, self.plausibility))
-        return weights.div_(weights.sum(-1, keepdim=True))
+        # in logarithms, since q^(−mu) overflows
+        logs = p.log().sub_(q.clamp_min(1e-10).log_(), alpha=self.mu)
+        return logs.masked_fill_(~min_p_set(p, self.plausibility), -torch.inf).softmax(-1)
 
     @property
     def is_strict(self) -> bool:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics import excess, spread
+from ..numerics import capped, excess, spread
 from .allowed import min_p_set
 from .base import Law, parameter, register
 
@@ -38,5 +38,5 @@ class GatedCeiling(Law):
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
-        y = torch.where(min_p_set(p, self.p_base), q, torch.minimum(q, p / self.lenience))
+        y = torch.where(min_p_set(p, self.p_base), q, capped(q, p, 1 / self.lenience))
         return spread(y, excess(p, y))

@@ -3,11 +3,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics import excess, spread
+from ..numerics import capped, excess, spread
 from .base import Law, parameter, register
 
 
@@ -39,7 +38,7 @@ class Lenience(Law):
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
-        return spread(torch.minimum(q, p / self.lenience), excess(p, q))
+        return spread(capped(q, p, 1 / self.lenience), excess(p, q))
 
     @property
     def is_strict(self) -> bool:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..numerics import restrict
+from ..numerics import masked, restrict
 
 
 def emitted(
@@ -20,12 +20,15 @@ def emitted(
     ``"draft"``: π = q·1_A / q(A), or p·1_A / p(A) where q has no mass on A (p itself where A is empty).
     ``"target"``: π = q·1_A + (1 − q(A)) p.
     """
-    kept = q * allowed
+    kept = masked(q, allowed)
     mass = kept.sum(-1, keepdim=True)
     if fallback == "target":
-        return kept.add_((1 - mass).clamp_min_(0) * p)
+        return kept.addcmul_(p, (1 - mass).clamp_min_(0))
     tiny = torch.finfo(p.dtype).tiny
-    return torch.where(mass > tiny, kept.div_(mass.clamp_min(tiny)), _restrict_or_keep(p, allowed))
+    kept.div_(mass.clamp_min(tiny))
+    if mass.device.type == "cpu" and bool((mass > tiny).all()):
+        return kept  # looking costs nothing on a CPU; elsewhere it would make the host wait
+    return torch.where(mass > tiny, kept, _restrict_or_keep(p, allowed))
 
 
 def published(

@@ -1,0 +1,29 @@
+"""Side-by-side measurements, used by ``hf-lossy bench``: every figure is a ratio of things run in turn in one process.
+
+``throughput``: tokens/s against transformers' own assisted generation and plain decoding, and the share of a round that
+is spent outside the models. ``coupling``: the time of one coupling in units of two softmaxes. ``efficiency``: tokens a
+round of the block, token and reference couplings at equal law. ``report``: which of them on which pair, and the files.
+"""
+
+from __future__ import annotations
+
+from .coupling import measure_coupling
+from .efficiency import expected_tokens, measure_efficiency
+from .outside import outside_forwards
+from .report import PARTS, RESULTS, Settings, defaults, measure_pair, save, with_provenance
+from .throughput import measure_throughput
+
+__all__ = [
+    "PARTS",
+    "RESULTS",
+    "Settings",
+    "defaults",
+    "expected_tokens",
+    "measure_coupling",
+    "measure_efficiency",
+    "measure_pair",
+    "measure_throughput",
+    "outside_forwards",
+    "save",
+    "with_provenance",
+]

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+from rich import box
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..bench import PARTS, RESULTS, defaults, measure_coupling, measure_pair, save, with_provenance
+from ..errors import LossyError, unknown
+from ..loading import PAIRS
+from ..provenance import write_json
+from .common import DtypeOption, ThreadsOption, console, number, open_pair, status
+
+T = TypeVar("T")
+KINDS = ("token", "block", "reference")
+WRITTEN = ("arithmetic", "qwen-coder", "smollm2")
+"""The pairs of ``--write``; those that are not installed are left out."""
+
+
+def bench(
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A named pair: arithmetic, arithmetic-shortcut, qwen-coder, smollm2; may be given several times. Default: "
+            "arithmetic, and with --write every one of arithmetic, qwen-coder, smollm2 that is there."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="throughput, coupling or efficiency; may be given several times (default: all)."),
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts of the throughput (default: the pair's).")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Interleaved repeats (default: the pair's; 40 couplings).")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a text (default: the pair's).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Recorded rounds of the efficiency (default: the pair's).")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Texts for each law and coupling of the efficiency (default: the pair's).")
+    ] = None,
+    threads: ThreadsOption = None,
+    dtype: DtypeOption = "float32",
+    write: Annotated[bool, typer.Option("--write", help=f"Write to {RESULTS}/<pair>.json, part by part.")] = False,
+    as_json: Annotated[str | None, typer.Option("--json", help="Write everything to this file; - prints it.")] = None,
+) -> None:
+    """Speed and tokens a round, side by side: against transformers' assisted generation and plain decoding."""
+    parts = only or list(PARTS)
+    for part in parts:
+        if part not in PARTS:
+            raise unknown("part of the benchmark (--only)", part, PARTS)
+    names = list(dict.fromkeys(pair or (WRITTEN if write else ("arithmetic",))))
+    for name in names:
+        if name not in PAIRS:
+            raise unknown("pair", name, PAIRS)
+    given = {
+        "prompts": prompts,
+        "repeats": repeats,
+        "max_new_tokens": max_new_tokens,
+        "rounds": rounds,
+        "sequences": sequences,
+    }
+    results = Results(write, as_json)
+    left_out: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for name in names if set(parts) - {"coupling"} else []:
+        try:
+            loaded = open_pair(name, None, None, dtype, "cpu", threads)
+        except LossyError as error:
+            # a pair that was asked for by name has to be there
+            (failed if pair else left_out)[name] = str(error)
+            continue
+        try:
+            measure_pair(loaded, defaults(name, **given), parts, partial(results.add, name), track)
+        except Exception as error:  # the other pairs can still be measured
+            failed[name] = str(error) if isinstance(error, LossyError) else f"{type(error).__name__}: {error}"
+        del loaded  # before the next pair is loaded
+        gc.collect()
+    if "coupling" in parts:
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        figures = measure_coupling(repeats or 40, track=track)
+        results.add("coupling", "coupling", figures)
+    results.finish(left_out, failed)
+    for name, reason in left_out.items():
+        status.print(f"left out {name}: {escape(reason)}", style="yellow")
+    for name, reason in failed.items():
+        status.print(f"{name} failed: {escape(reason)}", style="bold red")
+    if failed:
+        raise typer.Exit(1)
+
+
+class Results:
+    """What has been measured so far: printed and written part by part, so that a later failure loses nothing."""
+
+    def __init__(self, write: bool, as_json: str | None) -> None:
+        self.write, self.as_json = write, as_json
+        self.report: dict[str, Any] = {}
+
+    def add(self, name: str, part: str, figures: dict[str, Any]) -> None:
+        """Take a part's figures."""
+        figures = with_provenance(figures)
+        self.report.setdefault(name, {})[part] = figures
+        if self.write:
+            status.print(f"wrote {part} to {save(RESULTS, name, part, figures)}")
+        if self.as_json != "-":
+            SHOWN[part](name, figures)
+
+    def finish(self, left_out: dict[str, str], failed: dict[str, str]) -> None:
+        """Write the whole report where ``--json`` says."""
+        whole = {**self.report, "left_out": left_out, "failed": failed}
+        if self.as_json == "-":
+            print(json.dumps(whole, indent=2, ensure_ascii=False))
+        elif self.as_json is not None:
+            write_json(Path(self.as_json), whole)
+
+
+def track(items: Sequence[T], description: str) -> Iterator[T]:
+    """Go through items with a progress bar and the time left. It is redrawn between measurements only: a thread that redraws
+    it would run during them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=status, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task(description, total=len(items))
+        progress.refresh()
+        for item in items:
+            yield item
+            progress.advance(task)
+            progress.refresh()
+
+
+def show_throughput(name: str, figures: dict[str, Any]) -> None:
+    """Tokens/s, and the time of a round."""
+    settings = figures["settings"]
+    title = (
+        f"{name}: {settings['prompts']} prompts × {settings['repeats']} repeats, γ = {settings['num_assistant_tokens']}, "
+        f"{settings['dtype']}, {_machine(figures)}"
+    )
+    caption = "× transformers, × plain: ratio of tokens/s, median of the repeats \\[quartiles]"
+    table = _table(
+        title, caption, "method", "tokens/s", "× transformers", "× plain", "tokens\na round", "outside\nforwards"
+    )
+    ratios = {(r["of"], r["to"].split(",")[0]): r for r in figures["ratios"]}
+    for method, found in figures["methods"].items():
+        outside = found.get("outside_forwards")
+        table.add_row(
+            method,
+            number(found["tokens_per_second"]["median"], 1),
+            _spread(ratios.get((method, "transformers"))),
+            _spread(ratios.get((method, "plain"))),
+            number(found["statistics"]["block_efficiency"]) if outside else "–",
+            f"{100 * outside['share']:.1f} %" if outside else "–",
+        )
+    console.print(table)
+    same = figures["same_greedy_text"]
+    counts = f"ours {same['ours, greedy']}, transformers {same['transformers, greedy']} of {settings['prompts']}"
+    console.print(f"greedy text equal to plain decoding's: {counts}")
+    columns = ("round", "target\nforward", "draft\nforwards", "outside", "draft", "verify", "couple", "cache")
+    stages = _table(
+        f"{name}: microseconds a round", "draft to cache: stages, the forwards in them included", "method", *columns
+    )
+    for method, found in figures["methods"].items():
+        if outside := found.get("outside_forwards"):
+            values = [*outside["microseconds_per_round"].values(), *outside["stage_microseconds_per_round"].values()]
+            stages.add_row(method, *(number(value, 0) for value in values))
+    console.print(stages)
+
+
+def show_coupling(name: str, figures: dict[str, Any]) -> None:
+    """The time of one coupling."""
+    settings = figures["settings"]
+    title = f"one coupling at V = {settings['vocabulary']:,}, γ = {settings['gamma']}, {_machine(figures)}"
+    unit = 1e3 * figures["two_softmaxes"]["median"]
+    caption = (
+        f"unit: two float32 softmaxes, {unit:.2f} ms; median of {settings['repeats']} repeats \\[quartiles]; memory: "
+        "peak of the couplings, in units of p and q together"
+    )
+    table = _table(title, caption, "law", "token", "block", "reference", "memory")
+    for law in dict.fromkeys(one["law"] for one in figures["couplings"]):
+        kinds = {one["coupling"]: one for one in figures["couplings"] if one["law"] == law}
+        times = (_spread(kinds[kind]["softmax_pairs"] if kind in kinds else None) for kind in KINDS)
+        table.add_row(law, *times, number(max(one["peak_memory"] for one in kinds.values())))
+    console.print(table)
+
+
+def show_efficiency(name: str, figures: dict[str, Any]) -> None:
+    """Tokens a round."""
+    if "left_out" in figures:
+        console.print(f"{name}: tokens a round by coupling left out: {figures['left_out']}")
+        return
+    expected, counted = figures["expected"], figures["counted"]
+    title = f"{name}: tokens a round at temperature 1, γ = {figures['settings']['num_assistant_tokens']}"
+    caption = (
+        f"expected: exact, at the same {expected['rounds']} rounds in {expected['texts']} texts of the target; counted: "
+        f"{counted['sequences']} calls of generate(); ± half of a 95 % interval"
+    )
+    table = _table(title, caption, "law", *KINDS, "block\n− token", "block\n− reference")
+    for law, kinds in expected["laws"].items():
+        columns = (*KINDS, "block minus token", "block minus reference")
+        table.add_row(law, *(_interval(kinds.get(column), 3) for column in columns))
+        found = counted["laws"][law]
+        table.add_row("  counted", *(_interval(found.get(kind), 2) for kind in KINDS), style="dim")
+    console.print(table)
+
+
+SHOWN = {"throughput": show_throughput, "coupling": show_coupling, "efficiency": show_efficiency}
+
+
+def _table(title: str, caption: str, first: str, *columns: str) -> Table:
+    """A table whose first column holds names and may wrap, the others numbers that may not."""
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    table.add_column(first, min_width=13)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _machine(figures: dict[str, Any]) -> str:
+    machine = figures["provenance"]["machine"]
+    return f"{machine['gpu'] or machine['cpu']}, {machine['torch_threads']} of {machine['cores']} cores"
+
+
+def _spread(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    return "{:.2f} \\[{:.2f} {:.2f}]".format(found["median"], *found["quartiles"])
+
+
+def _interval(found: dict[str, Any] | None, digits: int) -> str:
+    if found is None:
+        return "–"
+    half = found["half_width"]
+    return number(found["mean"], digits) + ("" if half is None else f" ± {half:.{digits}f}")

@@ -1,0 +1,172 @@
+"""Put known bugs back one at a time, and see that the tests turn red.
+
+    python tests/mutate.py [words]     # the bugs whose name has all the words, else all
+
+A bug is a replacement in one file of a copy of the package, and the tests that must notice it. Add to BUGS.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``old`` in ``file`` (it must be there once) becomes ``new``; then one of ``tests`` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+BUGS = [
+    Bug("token: <= for <", "couplings/token.py", "coins < self", "coins <= self", COUPLINGS),
+    Bug("block: <= for <", "couplings/block.py", "coins < self", "coins <= self", COUPLINGS),
+    Bug("reference: <= for <", "couplings/reference.py", "coins < self", "coins <= self", COUPLINGS),
+    Bug("acceptance not cumulative", "couplings/base.py", "kept.long().cumprod(1).sum(1)", "kept.sum(1)", COUPLINGS),
+    Bug(
+        "token: replacement from p",
+        "couplings/token.py",
+        "excess(row_at(self.pi, accepted), row_at(self.q, accepted))",
+        "row_at(self.p, accepted)",
+        COUPLINGS,
+    ),
+    Bug(
+        "any: replacement from p",
+        "couplings/base.py",
+        "residual.where(~empty, row_at(self.pi, accepted))",
+        "row_at(self.p, accepted)",
+        COUPLINGS,
+    ),
+    Bug(
+        "replacement from an empty residual",
+        "couplings/base.py",
+        "residual.where(~empty, row_at(self.pi, accepted))",
+        "residual",
+        COUPLINGS,
+    ),
+    Bug(
+        "block: S without P",
+        "couplings/block.py",
+        "(P[:, 1:-1, None] * self.pi[:, 1:])",
+        "self.pi[:, 1:].clone()",
+        COUPLINGS,
+    ),
+    Bug(
+        "block: residual without P",
+        "couplings/block.py",
+        "(scale[:, None] * row_at(self.pi, accepted))",
+        "row_at(self.pi, accepted)",
+        COUPLINGS,
+    ),
+    Bug("block: P not capped", "couplings/block.py", ".clamp_max_(1)", "", COUPLINGS),
+    Bug(
+        "block: verified token by token", "couplings/block.py", ".amax(1)", ".ne(0).long().cumprod(1).sum(1)", COUPLINGS
+    ),
+    Bug(
+        "reference: draft for replacement", "couplings/reference.py", "row_at(self._rep", "row_at(self._acc", COUPLINGS
+    ),
+    Bug("tree: off the path", "couplings/descend.py", "on_path[:, parent] & (", "(", COUPLINGS),
+    Bug(
+        "tree: the walk ends at the root",
+        "couplings/descend.py",
+        "torch.where(on_path[:, node], node, end)",
+        "end",
+        COUPLINGS,
+    ),
+    Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
+    Bug("sample: a token without weight", "numerics.py", "right=True", "right=False", COUPLINGS),
+    Bug(
+        "sample: past the last token",
+        "numerics.py",
+        "torch.minimum(coins.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))",
+        "coins.unsqueeze(-1) * total",
+        COUPLINGS,
+    ),
+    Bug("cos: lambda swapped", "laws/cos.py", "lerp(p, q,", "lerp(q, p,", LAWS),
+    Bug("capped ensemble: lambda swapped", "laws/capped_ensemble.py", "lerp(p, q,", "lerp(q, p,", LAWS),
+    Bug("lenience: residual not renormalised", "laws/lenience.py", "spread(capped", "torch.add(capped", LAWS),
+    Bug("adaptive ensemble: weight upside down", "laws/adaptive_ensemble.py", "over / room", "room / over", LAWS),
+    Bug("contrastive: floor of q", "laws/contrastive.py", "clamp_min(1e-10)", "clamp_min(1e-3)", LAWS),
+    Bug("min-p: > for >=", "laws/allowed.py", "p >= p_base", "p > p_base", LAWS),
+    Bug("eta: > for >=", "laws/allowed.py", "p >= torch.minimum", "p > torch.minimum", LAWS),
+    Bug(
+        "eta: may be empty", "laws/allowed.py", "torch.minimum(threshold, p.amax(-1, keepdim=True))", "threshold", LAWS
+    ),
+    Bug("typical: entropy in bits", "laws/allowed.py", "torch.exp(-entropy)", "torch.exp2(-entropy)", LAWS),
+    Bug(
+        "speccascade: alpha for p_base", "laws/speccascade.py", "True) - (1 - self.p_base)", "True) - self.p_base", LAWS
+    ),
+    Bug(
+        "truncation: fallbacks swapped",
+        "laws/truncation.py",
+        'p if fallback == "target"',
+        'p if fallback == "draft"',
+        LAWS,
+    ),
+    Bug("truncation: target on the set only", "laws/truncation.py", "addcmul_(p,", "addcmul_(p * allowed,", LAWS),
+    Bug("accounting: KL reversed", "accounting.py", "pi * log_ratio", "p * log_ratio", LAWS),
+    Bug("accounting: waste without TV(p, q)", "accounting.py", " - tv(p, q)", "", LAWS),
+]
+
+
+def put_back(bug: Bug, package: Path) -> None:
+    """Put a bug into a copy of the package."""
+    file = package / bug.file
+    source = file.read_text()
+    if source.count(bug.old) != 1:
+        raise ValueError(f"{bug.name}: {bug.old!r} is {source.count(bug.old)} times in {bug.file}, not once")
+    file.write_text(source.replace(bug.old, bug.new))
+
+
+def tried(tests: tuple[str, ...], bug: Bug | None = None) -> tuple[int, str]:
+    """Exit status and output of pytest, up to the first failure, in a copy of the package with a bug in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        for part in ("hf_lossy", "tests"):
+            shutil.copytree(ROOT / part, where / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", where)
+        if bug:
+            put_back(bug, where / "hf_lossy")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def noticed(bug: Bug) -> tuple[bool, str]:
+    """Whether the tests fail with the bug put back (an error at collection is no failure), and what they say."""
+    status, output = tried(bug.tests, bug)
+    return status == 1 and "\nFAILED " in output, output
+
+
+def main() -> int:
+    chosen = [bug for bug in BUGS if all(word in bug.name for word in sys.argv[1:])]
+    for tests in sorted({bug.tests for bug in chosen}):
+        status, output = tried(tests)
+        if status:
+            print(output)
+            sys.exit(f"{' '.join(tests)}: red without any bug put back, which shows nothing")
+    missed = 0
+    for bug in chosen:
+        seen, output = noticed(bug)
+        first = next((line for line in output.splitlines() if line.startswith("FAILED")), output[-2000:])
+        print(f"{'red  ' if seen else 'GREEN'} {bug.name}: {first}", flush=True)
+        missed += not seen
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

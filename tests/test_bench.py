@@ -1,0 +1,353 @@
+"""The benchmark's arithmetic: expected tokens a round against enumerated coins, share outside forwards, intervals, files.
+Nothing here looks at how long something took."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+import typer
+
+from hf_lossy import bench
+from hf_lossy.bench import coupling as coupling_bench
+from hf_lossy.bench import efficiency, throughput
+from hf_lossy.bench.cases import LAWS, cases
+from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
+from hf_lossy.cli.bench import bench as command
+from hf_lossy.errors import LossyError
+from hf_lossy.generation import VerificationStats
+from hf_lossy.generation.statistics import Round, RowStats
+from hf_lossy.loading import Pair
+
+from . import models, oracle
+from .pairs import random_pairs
+
+SIZES = [(3, 2), (4, 3)]
+every_case = pytest.mark.parametrize(("law_", "kind"), list(cases()), ids=lambda x: getattr(x, "__name__", str(x)))
+
+
+def positions(vocabulary: int, gamma: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """p and q at each position, whatever was drafted before."""
+    return random_pairs(vocabulary, gamma, seed=vocabulary)
+
+
+def thresholds(law_, name: str, vocabulary: int, gamma: int, block: tuple[int, ...]) -> list[float]:
+    """h_1 … h_γ of a drafted block, written out."""
+    pairs = positions(vocabulary, gamma)
+    pi = [oracle.induced(law_.name, p, q, **law_.parameters()) for p, q in pairs]
+    ratios = [pi[i][x] / pairs[i][1][x] for i, x in enumerate(block)]
+    if name == "token":
+        return [min(1.0, r) for r in ratios]
+    if name == "reference":
+        rules = [oracle.published(law_.name, p, q, **law_.parameters()) for p, q in pairs]
+        return [rules[i][0][x] for i, x in enumerate(block)]
+    found, prefix = [], 1.0
+    for i, r in enumerate(ratios):
+        prefix = min(1.0, prefix * r)
+        if i + 1 < gamma:
+            q = pairs[i + 1][1]
+            spare = sum(max(0.0, prefix * pi[i + 1][v] - q[v]) for v in range(vocabulary))
+            found.append(1.0 if spare + 1 - prefix == 0 else spare / (spare + 1 - prefix))
+        else:
+            found.append(prefix)
+    return found
+
+
+@every_case
+@pytest.mark.parametrize(("vocabulary", "gamma"), SIZES)
+@pytest.mark.parametrize("stop", [None, 1])
+def test_expected_tokens_are_those_of_all_coins(law_, kind, vocabulary, gamma, stop):
+    """Every drafted block, every outcome of the γ coins with its probability, the coupling's own decision for each."""
+    blocks = list(itertools.product(range(vocabulary), repeat=gamma))
+    drafted = torch.tensor(blocks)
+    p, q = (
+        torch.tensor(np.array([pair[side] for pair in positions(vocabulary, gamma)])).expand(len(blocks), -1, -1)
+        for side in (0, 1)
+    )
+    h = torch.tensor([thresholds(law_, kind.name, vocabulary, gamma, block) for block in blocks], dtype=torch.float64)
+    ends = torch.tensor([(*block, stop).index(stop) + 1 if stop in (*block, stop) else 0 for block in blocks])
+    counted = torch.zeros(len(blocks), dtype=torch.float64)
+    for below in itertools.product((True, False), repeat=gamma):
+        low = torch.tensor(below)
+        weight = torch.where(low, h, 1 - h).prod(1)
+        emitted = kind(law_, p, q, drafted)
+        emitted.acceptance()  # as in a round, where it comes before the count
+        tokens = emitted.accepted(torch.where(low, h / 2, (1 + h) / 2)) + 1
+        counted += weight * (tokens if stop is None else torch.minimum(tokens, ends))
+    stops = None if stop is None else drafted == stop
+    expected = bench.expected_tokens(kind(law_, p, q, drafted), stops)
+    torch.testing.assert_close(expected, counted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("law_", LAWS, ids=str)
+def test_over_all_blocks_token_is_the_geometric_sum_and_block_is_no_less(law_):
+    vocabulary, gamma = 4, 3
+    [(p, q)] = positions(vocabulary, 1)
+    blocks = torch.cartesian_prod(*[torch.arange(vocabulary)] * gamma)
+    both = (torch.tensor(x).expand(len(blocks), gamma, -1) for x in (p, q))
+    weights = torch.tensor(q)[blocks].prod(1)
+    p_rows, q_rows = both
+    tokens = {
+        kind.name: weights @ bench.expected_tokens(kind(law_, p_rows, q_rows, blocks))
+        for law, kind in cases()
+        if law == law_
+    }
+    accept = np.minimum(oracle.induced(law_.name, p, q, **law_.parameters()), q).sum()
+    assert float(tokens["token"]) == pytest.approx(sum(accept**k for k in range(gamma + 1)), abs=1e-12)
+    assert tokens["block"] >= tokens["token"] - 1e-12
+    assert tokens.get("reference", tokens["token"]) <= tokens["token"] + 1e-12
+
+
+# --- rounds recorded on real (tiny) models ------------------------------------------------------------------------------
+
+
+def tiny_pair(**generate) -> Pair:
+    tokenizer = models.char_tokenizer()
+    prompts = ["hello", "what a day", "abab"]
+    return Pair("tiny", models.target(), models.draft(), tokenizer, prompts, {"num_assistant_tokens": 3, **generate})
+
+
+@torch.no_grad()
+def test_recorded_rounds_hold_what_uncached_forwards_give():
+    pair, text = tiny_pair(), torch.tensor([[5, 3, 8, 1, 5, 9, 2]])
+    lengths = [2, 3, 6]
+    rounds = list(efficiency.record(pair, text, lengths, 3, torch.Generator().manual_seed(0)))
+    for length, (p, q, drafted, stops) in zip(lengths, rounds, strict=True):
+        whole = torch.cat([text[:, :length], drafted], 1)
+        at = slice(length - 1, length + 2)
+        torch.testing.assert_close(p, pair.target(whole).logits[:, at].double().softmax(-1), rtol=0, atol=1e-6)
+        torch.testing.assert_close(q, pair.draft(whole).logits[:, at].double().softmax(-1), rtol=0, atol=1e-6)
+        assert not stops.any()
+
+
+def test_efficiency_of_a_pair():
+    found = bench.measure_efficiency(tiny_pair(), rounds=12, sequences=4, max_new_tokens=6)
+    assert found["expected"]["rounds"] == 6  # one prompt's text, every position of it
+    assert set(found["expected"]["laws"]) == set(found["counted"]["laws"]) == {str(law) for law in LAWS}
+    for law_, kind in cases():
+        for part in ("expected", "counted"):
+            assert 1 <= found[part]["laws"][str(law_)][kind.name]["mean"] <= 4
+    json.dumps(found)
+
+
+def test_prompt_lookup_has_no_couplings_to_compare():
+    pair = Pair("lookup", models.target(), None, models.char_tokenizer(), ["abab"], {"prompt_lookup_num_tokens": 3})
+    assert "left_out" in bench.measure_efficiency(pair, 1, 1, 4)
+    names = [m.name for m in throughput.methods(pair, 4)]
+    assert not any("cos" in name for name in names)
+    assert len(names) == 6
+
+
+# --- throughput ---------------------------------------------------------------------------------------------------------
+
+
+def test_throughput_compares_equal_work_and_puts_the_draft_back():
+    pair = tiny_pair()
+    before, state = pair.draft.generation_config, torch.get_rng_state()
+    found = bench.measure_throughput(pair, prompts=3, repeats=2, max_new_tokens=8)
+    assert pair.draft.generation_config is before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found["same_greedy_text"] == {"ours, greedy": 3, "transformers, greedy": 3}
+    assert {m["tokens"] for m in found["methods"].values()} == {2 * 3 * 8}
+    assert [(r["of"], r["to"]) for r in found["ratios"]] == list(throughput.COMPARISONS)
+    assert all(r["repeats"] == 2 and len(r["interval"]) == 2 for r in found["ratios"])
+    assert found["methods"]["ours, sampled"]["statistics"]["emitted"] == 2 * 3 * 8
+    json.dumps(found)
+
+
+def test_transformers_drafts_as_many_tokens_as_we_do():
+    pair, fed = tiny_pair(), []
+    hook = pair.target.register_forward_pre_hook(
+        lambda _, args, kw: fed.append(kw["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        with throughput.transformers_draft_length(pair.draft, 3):
+            pair.target.generate(**pair.inputs("hello"), assistant_model=pair.draft, do_sample=False, max_new_tokens=20)
+    finally:
+        hook.remove()
+    assert fed[0] == 5 + 3  # the prompt and the first block
+    assert max(fed[1:]) == fed[1] == 1 + 3
+
+
+def test_rate_ratios():
+    method = throughput.Method("a", False, {})
+    fast = throughput.Measured(method, tokens=[[10, 30], [20, 20]], seconds=[[1, 1], [1, 1]])
+    slow = throughput.Measured(method, tokens=[[10, 10], [10, 10]], seconds=[[1, 1], [2, 2]])
+    found = throughput.ratio(fast, slow)
+    assert found["median"] == pytest.approx((2 + 4) / 2)
+    assert found["interval"] is None  # two prompts tell nothing about others
+
+
+def test_outside_forwards_takes_prefills_out():
+    stats = VerificationStats(rows=[RowStats(rounds=[Round(3, 3, 4), Round(3, 1, 2)])])
+    stats.seconds |= {"prefill": 0.9, "draft": 2.0, "verify": 3.0, "couple": 1.0, "cache": 0.5}
+    stats.seconds |= {"target_forward": 3.5, "draft_forward": 2.2}
+    stats.seconds |= {"target_prefill_forward": 0.8, "draft_prefill_forward": 0.4}
+    found = bench.outside_forwards(stats)
+    # rounds: 1.6 + 3.0 + 1.0 + 0.5; forwards in them: 2.7 of the target, 1.8 of the draft
+    assert found["share"] == pytest.approx((6.1 - 2.7 - 1.8) / 6.1)
+    assert found["rounds"] == 2
+    each = found["microseconds_per_round"]
+    assert each == pytest.approx({"round": 3.05e6, "target_forward": 1.35e6, "draft_forward": 0.9e6, "outside": 0.8e6})
+    assert found["stage_microseconds_per_round"]["draft"] == pytest.approx(0.8e6)
+    parts = found["outside_microseconds_per_round"]
+    assert parts == pytest.approx({"draft_and_couple": 0.4e6, "verify": 0.15e6, "cache": 0.25e6})
+    assert found["prefill_forwards_known"]
+
+
+def test_outside_forwards_is_too_large_rather_than_too_small_without_the_prefills():
+    stats = VerificationStats(rows=[RowStats(rounds=[Round(3, 3, 4)])])
+    stats.seconds |= {"prefill": 0.9, "draft": 2.0, "verify": 3.0, "couple": 1.0, "cache": 0.5}
+    stats.seconds |= {"target_forward": 3.5, "draft_forward": 2.2}
+    found = bench.outside_forwards(stats)
+    assert found["share"] == pytest.approx((6.5 - 2.6 - 2.2) / 6.5)
+    assert not found["prefill_forwards_known"]
+
+
+# --- one coupling -------------------------------------------------------------------------------------------------------
+
+
+def test_one_coupling_is_the_loops_own():
+    found = bench.measure_coupling(repeats=3, vocabulary=50, gamma=4)
+    assert [(c["law"], c["coupling"]) for c in found["couplings"]] == [(str(law), kind.name) for law, kind in cases()]
+    assert all(0 <= c["mean_accepted"] <= 4 and c["peak_memory"] > 0 for c in found["couplings"])
+    assert all(c["softmax_pairs"]["repeats"] == 3 for c in found["couplings"])
+    json.dumps(found)
+
+
+def test_refusals_come_at_every_place():
+    rounds = [coupling_bench.peaked(500, 7, seed, torch.device("cpu")) for seed in range(200)]
+    coins = torch.Generator().manual_seed(0)
+    law_, kind = next(iter(cases()))
+    accepted = [coupling_bench.round_of(law_, kind, case, coins)()[0] for case in rounds]
+    assert set(accepted) == set(range(8))
+    top = torch.stack([case.p.amax(-1) for case in rounds])
+    assert 0.3 < float(top.median()) < 0.95
+
+
+def test_peak_memory_is_what_is_held_at_once():
+    x = torch.zeros(100_000)
+    # two results at once; the scalars that become tensors on the way are a few bytes
+    assert coupling_bench.peak_bytes(lambda: x * 2 + 1, x.device) == pytest.approx(2 * x.nbytes, rel=1e-3)
+
+
+# --- estimates ----------------------------------------------------------------------------------------------------------
+
+
+def test_rotation_puts_everything_first_once():
+    assert [rotated("abc", turn) for turn in (0, 1, 2, -1)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["c", "a", "b"],
+    ]
+
+
+def test_spread():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3.0, "quartiles": [2.0, 4.0], "repeats": 5}
+    assert spread([7.0]) == {"median": 7.0, "quartiles": [7.0, 7.0], "repeats": 1}
+
+
+@pytest.mark.parametrize(("degrees", "tolerance"), [(2, 0.04), (5, 2e-3), (20, 1e-4), (1000, 1e-6)])
+def test_student(degrees, tolerance):
+    assert student(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=tolerance)
+
+
+def test_clustered_mean_with_clusters_of_one_is_the_usual_interval():
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    found = clustered_mean(values, [1.0] * 8, range(8))
+    assert found["mean"] == pytest.approx(np.mean(values))
+    usual = student(7) * np.std(values, ddof=1) / math.sqrt(8)
+    assert found["half_width"] == pytest.approx(usual)
+    doubled = clustered_mean(values * 2, [1.0] * 16, [*range(8), *range(8)])
+    assert doubled["half_width"] == pytest.approx(usual)  # repeating what is known tells nothing new
+    assert clustered_mean([1.0, 2.0], [1.0, 1.0], "ab")["half_width"] is None
+
+
+def test_bootstrap():
+    values = np.random.default_rng(0).normal(size=200)
+    low, high = bootstrap(200, lambda chosen: float(values[chosen].mean()))
+    half = 1.96 * values.std() / math.sqrt(200)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.2 * half)
+    assert bootstrap(2, lambda chosen: 0.0) is None
+
+
+# --- the command and its files ------------------------------------------------------------------------------------------
+
+
+def test_a_part_is_written_whole_beside_the_others(tmp_path):
+    path = bench.save(tmp_path, "arithmetic", "efficiency", {"x": 1})
+    bench.save(tmp_path, "arithmetic", "throughput", {"y": 2})
+    bench.save(tmp_path, "arithmetic", "efficiency", {"x": 3})
+    assert json.loads(path.read_text()) == {"name": "arithmetic", "throughput": {"y": 2}, "efficiency": {"x": 3}}
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = bench.save(tmp_path, "arithmetic", "efficiency", {"x": 1})
+    whole = path.read_text()
+
+    def interrupted(self, text, **kwargs):
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.save(tmp_path, "arithmetic", "throughput", {"y": 2})
+    assert path.read_text() == whole
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_provenance_is_with_every_part():
+    assert {"command", "versions", "machine"} <= set(bench.with_provenance({"x": 1})["provenance"])
+
+
+def test_defaults_give_way_to_what_was_given():
+    usual = bench.defaults("arithmetic", prompts=None)
+    assert bench.defaults("arithmetic", prompts=3, repeats=None).prompts == 3
+    assert bench.defaults("arithmetic", prompts=3).repeats == usual.repeats
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"pair": ["arithmatic"]}, "Did you mean 'arithmetic'"), ({"only": ["couplings"]}, "Did you mean 'coupling'")],
+)
+def test_unknown_names(arguments, message):
+    with pytest.raises(LossyError, match=message):
+        command(**arguments)
+
+
+def test_a_pair_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
+    """One pair is not installed, one fails, the third is measured and written."""
+
+    def open_pair(name, *_):
+        if name == "qwen-coder":
+            raise LossyError("not there: install it")
+        return Pair(name, None, None, None, [])
+
+    def measure_pair(pair, settings, parts, done, track):
+        done("efficiency", {"left_out": "for a test"})
+        if pair.name == "arithmetic":
+            raise RuntimeError("boom")
+
+    module = sys.modules[command.__module__]  # hf_lossy.cli.bench names the function
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "open_pair", open_pair)
+    monkeypatch.setattr(module, "measure_pair", measure_pair)
+    with pytest.raises(typer.Exit) as exit_:
+        command(write=True, only=["efficiency"])
+    assert exit_.value.exit_code == 1
+    assert sorted(p.name for p in (tmp_path / bench.RESULTS).iterdir()) == ["arithmetic.json", "smollm2.json"]
+    said = capsys.readouterr().err
+    assert "left out qwen-coder: not there: install it" in said
+    assert "RuntimeError: boom" in said
+    with pytest.raises(typer.Exit):  # named, it has to be there
+        command(pair=["qwen-coder"], only=["efficiency"])
+    assert "qwen-coder failed: not there: install it" in capsys.readouterr().err
