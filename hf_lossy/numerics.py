@@ -54,13 +54,13 @@ def sample(weights: Float[Tensor, "*batch vocab"], coins: Float[Tensor, "*batch"
     """One token per row, drawn in proportion to ``weights`` (they need not sum to one).
 
     Inverse transform: the first token whose cumulative weight exceeds ``coin · total``, coins uniform on [0, 1). A token
-    of weight zero is never drawn. (Thirty times faster than ``torch.multinomial`` at a vocabulary of 150,000 on a CPU,
-    and one coin a row makes runs reproducible with a generator on any device.)
+    of weight zero is never drawn. (Thirty times faster than ``torch.multinomial`` at a vocabulary of 150,000 on a CPU, and
+    one coin a row makes runs reproducible with a generator on any device.)
     """
     cumulative = weights.cumsum(-1)
     total = cumulative[..., -1:]
-    # coin · total can round up to the total: step below it, so that a token that has mass is found
-    threshold = torch.minimum(coins.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # coin · total can round up to the total where that is subnormal: stay below it, so that a token with mass is found
+    threshold = torch.minimum(coins.unsqueeze(-1) * total, total.nextafter(total.new_zeros(())))
     # rows of NaN find nothing; they are reported later and must not index out of range meanwhile
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(weights.shape[-1] - 1)
 

@@ -8,6 +8,7 @@ A bug is a replacement in one file of a copy of the package, and the tests that 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,7 +97,13 @@ BUGS = [
     ),
     Bug("cos: lambda swapped", "laws/cos.py", "lerp(p, q,", "lerp(q, p,", LAWS),
     Bug("capped ensemble: lambda swapped", "laws/capped_ensemble.py", "lerp(p, q,", "lerp(q, p,", LAWS),
-    Bug("lenience: residual not renormalised", "laws/lenience.py", "spread(capped", "torch.add(capped", LAWS),
+    Bug(
+        "lenience: residual not renormalised",
+        "laws/lenience.py",
+        "spread(capped(q, p, 1 / self.lenience), excess(p, q))",
+        "capped(q, p, 1 / self.lenience).add_(excess(p, q))",
+        LAWS,
+    ),
     Bug("adaptive ensemble: weight upside down", "laws/adaptive_ensemble.py", "over / room", "room / over", LAWS),
     Bug("contrastive: floor of q", "laws/contrastive.py", "clamp_min(1e-10)", "clamp_min(1e-3)", LAWS),
     Bug("min-p: > for >=", "laws/allowed.py", "p >= p_base", "p > p_base", LAWS),
@@ -146,9 +153,10 @@ def tried(tests: tuple[str, ...], bug: Bug | None = None) -> tuple[int, str]:
 
 
 def noticed(bug: Bug) -> tuple[bool, str]:
-    """Whether the tests fail with the bug put back (an error at collection is no failure), and what they say."""
+    """Whether the tests fail with the bug put back, and what they say. Code that is merely broken does not count."""
     status, output = tried(bug.tests, bug)
-    return status == 1 and "\nFAILED " in output, output
+    broken = re.search(r"^E +(NameError|AttributeError|ImportError|SyntaxError|TypeError)", output, re.MULTILINE)
+    return status == 1 and "\nFAILED " in output and not broken, output
 
 
 def main() -> int:

@@ -185,13 +185,12 @@ def test_rate_ratios():
     assert found["interval"] is None  # two prompts tell nothing about others
 
 
-def test_outside_forwards_takes_prefills_out():
-    stats = VerificationStats(rows=[RowStats(rounds=[Round(3, 3, 4), Round(3, 1, 2)])])
-    stats.seconds |= {"prefill": 0.9, "draft": 2.0, "verify": 3.0, "couple": 1.0, "cache": 0.5}
-    stats.seconds |= {"target_forward": 3.5, "draft_forward": 2.2}
-    stats.seconds |= {"target_prefill_forward": 0.8, "draft_prefill_forward": 0.4}
+def test_outside_forwards_leaves_the_first_round_out():
+    stats = VerificationStats(rows=[RowStats(rounds=[Round(3, 2, 3), Round(3, 3, 4), Round(3, 1, 2)])])
+    stats.seconds |= {"prefill": 0.9, "draft": 1.6, "verify": 3.0, "couple": 1.0, "cache": 0.5}
+    stats.add_forwards((0.8, 0.4), (3.5, 2.2))
     found = bench.outside_forwards(stats)
-    # rounds: 1.6 + 3.0 + 1.0 + 0.5; forwards in them: 2.7 of the target, 1.8 of the draft
+    # rounds after the first: 1.6 + 3.0 + 1.0 + 0.5; forwards in them: 2.7 of the target, 1.8 of the draft
     assert found["share"] == pytest.approx((6.1 - 2.7 - 1.8) / 6.1)
     assert found["rounds"] == 2
     each = found["microseconds_per_round"]
@@ -199,16 +198,6 @@ def test_outside_forwards_takes_prefills_out():
     assert found["stage_microseconds_per_round"]["draft"] == pytest.approx(0.8e6)
     parts = found["outside_microseconds_per_round"]
     assert parts == pytest.approx({"draft_and_couple": 0.4e6, "verify": 0.15e6, "cache": 0.25e6})
-    assert found["prefill_forwards_known"]
-
-
-def test_outside_forwards_is_too_large_rather_than_too_small_without_the_prefills():
-    stats = VerificationStats(rows=[RowStats(rounds=[Round(3, 3, 4)])])
-    stats.seconds |= {"prefill": 0.9, "draft": 2.0, "verify": 3.0, "couple": 1.0, "cache": 0.5}
-    stats.seconds |= {"target_forward": 3.5, "draft_forward": 2.2}
-    found = bench.outside_forwards(stats)
-    assert found["share"] == pytest.approx((6.5 - 2.6 - 2.2) / 6.5)
-    assert not found["prefill_forwards_known"]
 
 
 # --- one coupling -------------------------------------------------------------------------------------------------------

@@ -7,26 +7,19 @@ from typing import Any
 from ..generation import VerificationStats
 
 ROUND = ("draft", "verify", "couple", "cache")
-"""The stages of a round; the prefill is none of them."""
+"""The stages of a round after the first."""
 
 
 def outside_forwards(stats: VerificationStats) -> dict[str, Any]:
     """Share of the rounds' time outside model forwards, and microseconds a round by stage.
 
-    A round here has no prefill in it: the target's is a stage of its own, and the draft's, which is its first forward, is
-    taken out of the draft stage. (It drafts the first token as well, so that the share comes out a little too large.)
-    Where the statistics do not tell the forwards of the prefills apart (``target_prefill_forward`` and
-    ``draft_prefill_forward`` in ``stats.seconds``) the prefill stage counts for the former and the latter stays in.
-
-    The draft's forward at the bonus position happens in the stage ``couple``, so that the outside parts of these two
-    stages are known together only.
+    Each sequence's first round reads the prompt and is left out. The draft's forward at the bonus position happens in the
+    stage ``couple``, so that the outside parts of ``draft`` and ``couple`` are known together only.
     """
-    seconds, rounds = stats.seconds, len(stats.rounds)
+    seconds = stats.seconds
+    rounds = len(stats.rounds) - len(stats.rows)
     stages = {stage: seconds[stage] for stage in ROUND}
-    draft_prefill = seconds.get("draft_prefill_forward", 0.0)
-    stages["draft"] -= draft_prefill
-    target = seconds["target_forward"] - seconds.get("target_prefill_forward", seconds["prefill"])
-    draft = seconds["draft_forward"] - draft_prefill
+    target, draft = seconds["target_forward"], seconds["draft_forward"]
     outside = {
         "draft_and_couple": stages["draft"] + stages["couple"] - draft,
         "verify": stages["verify"] - target,
@@ -45,5 +38,4 @@ def outside_forwards(stats: VerificationStats) -> dict[str, Any]:
         ),
         "stage_microseconds_per_round": each(stages),
         "outside_microseconds_per_round": each(outside),
-        "prefill_forwards_known": "target_prefill_forward" in seconds,
     }

@@ -8,6 +8,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from ..bench.outside import outside_forwards
 from ..errors import LossyError
 from ..fit import best_gamma, break_even, checks, expected_tokens, forward_seconds
 from ..generation import VerificationStats, generate
@@ -84,9 +85,7 @@ def measure(pair: Pair, prompts: int, max_new_tokens: int, temperature: float) -
         step = forward_seconds(pair.draft, prefix.to(pair.draft.device), [1])[1]
     tried = sum(min(r.accepted + 1, r.drafted) for r in stats.rounds)  # positions that were reached
     acceptance = stats.accepted / tried if tried else float("nan")
-    inside = stats.seconds["target_forward"] + stats.seconds["draft_forward"]
-    overhead = max(0.0, sum(stats.seconds[s] for s in ("prefill", "draft", "verify", "couple", "cache")) - inside)
-    overhead /= len(stats.rounds)
+    overhead = outside_forwards(stats)["microseconds_per_round"]["outside"] / 1e6
     best, speed = best_gamma(acceptance, step, target, overhead)
     return {
         "threads": torch.get_num_threads(),

@@ -10,7 +10,7 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import unknown
+from ..errors import LossyError, unknown
 from ..laws.base import Law
 from ..numerics import sample
 
@@ -41,8 +41,13 @@ class Coupling:
         q: Float[Tensor, "batch drafted vocab"] | None,
         drafted: Int[Tensor, "batch drafted"],
     ) -> None:
+        if q is None and (self.samples_draft or (law.uses_draft and not law.is_strict)):
+            raise LossyError(
+                f"the {self.name} coupling of {law} needs the draft's distributions, got None: use a draft that gives them, "
+                "or a law that does not use them with deterministic candidates"
+            )
         self.law, self.p, self.drafted = law, p, drafted
-        self.q = p if q is None else q
+        self.q = p if q is None else q  # not read where there is none
         self.pi = law.induced(p, self.q)
         """What the law emits at each drafted position, [B, G, V]."""
 

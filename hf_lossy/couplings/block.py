@@ -24,12 +24,11 @@ class BlockCoupling(Coupling):
     name = "block"
 
     def prefix(self) -> Float[Tensor, "batch drafted_1"]:
-        """P_0 … P_G, [B, G + 1]."""
-        ratio = at(self.pi, self.drafted).div_(at(self.q, self.drafted))
-        running = [torch.ones_like(ratio[:, 0])]
-        for i in range(ratio.shape[1]):
-            running.append((running[-1] * ratio[:, i]).clamp_max_(1))
-        return torch.stack(running, 1)
+        """P_0 … P_G, [B, G + 1], by their closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in
+        double, where products of ratios don't overflow)."""
+        ratio = at(self.pi, self.drafted).double().div_(at(self.q, self.drafted))
+        products = torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(1)], 1)
+        return products.div(products.cummax(1).values).to(self.pi.dtype)
 
     def acceptance(self) -> Float[Tensor, "batch drafted"]:
         """h_1 … h_G, [B, G]."""

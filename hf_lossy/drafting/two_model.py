@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,6 +26,8 @@ class TwoModelDraft(Draft):
         sampled: whether the target is sampled (else the verification is greedy and only needs the softmax).
         needs_probs: leave q out where nothing will read it.
         confidence: stop drafting after a token with q below this; 0 never stops.
+        ends: stop drafting after one of these tokens. Only looked at on a CPU; elsewhere the host would have to wait for
+            the device after every token, and drafting on is cheaper.
     """
 
     has_probs = True
@@ -40,13 +44,14 @@ class TwoModelDraft(Draft):
         sampled: bool,
         needs_probs: bool,
         confidence: float,
+        ends: Collection[int],
         num_assistant_tokens: int,
         schedule: str,
     ) -> None:
         super().__init__(num_assistant_tokens, schedule)
         self.model, self.scorer, self.law, self.coins, self.device = model, scorer, law, coins, device
         self.greedy, self.sampled, self.needs_probs, self.confidence = greedy, sampled, needs_probs, confidence
-        self._settled = 0
+        self.ends = ends if model.device.type == "cpu" else ()
 
     @property
     def forwards(self) -> int:  # type: ignore[override]
@@ -67,7 +72,8 @@ class TwoModelDraft(Draft):
             drafted[:, i] = token
             if self.needs_probs:
                 kept.append(one_hot(token, q) if self.greedy and self.sampled else q)
-            if self.confidence and (at(q, token) < self.confidence).all():
+            unsure = self.confidence and (at(q, token) < self.confidence).all()
+            if unsure or (self.ends and all(t in self.ends for t in token.tolist())):
                 drafted = drafted[:, : i + 1]
                 break
         return Proposal(drafted, torch.stack(kept, 1).to(self.device) if kept else None)

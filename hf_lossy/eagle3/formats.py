@@ -73,7 +73,9 @@ def load_head(
     if who == "hf_lossy":
         resolved = Eagle3Config.from_dict(config)
     elif target is None:
-        raise LossyError(f"{path} ({who}): pass the target model, whose size and layers the head's config does not tell")
+        raise LossyError(
+            f"{path} ({who}): pass the target model, whose size and layers the head's config does not tell"
+        )
     else:
         resolved = resolve(config, tensors, who, target, tap_layers, tap_convention)
     if tap_layers is not None and who == "hf_lossy":
@@ -115,7 +117,9 @@ def detect(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path | st
     eagle = config.get("eagle_config") or {}
     architecture = (config.get("architectures") or [""])[0]
     reduced = "d2t" in tensors and tensors["d2t"].numel() < config.get("vocab_size", 0)
-    if {"use_input_layernorm_in_first_layer", "next_layer_regular"} & eagle.keys() or (reduced and "t2d" not in tensors):
+    if {"use_input_layernorm_in_first_layer", "next_layer_regular"} & eagle.keys() or (
+        reduced and "t2d" not in tensors
+    ):
         return "modelopt"
     if architecture == "Eagle3LlamaForCausalLM" or "aux_hidden_states_layer_ids" in config:
         return "angelslim"
@@ -155,7 +159,9 @@ def resolve(
     heads = flat.get("num_attention_heads", theirs.num_attention_heads)
     q_rows, k_rows = (tensors[f"{_LAYER}self_attn.{x}_proj.weight"].shape[0] for x in "qk")
     if q_rows % heads:
-        raise LossyError(f"q_proj has {q_rows} rows, no multiple of num_attention_heads={heads}: the config does not fit")
+        raise LossyError(
+            f"q_proj has {q_rows} rows, no multiple of num_attention_heads={heads}: the config does not fit"
+        )
     dim = q_rows // heads  # not from the config: some say 80 where the tensor says 128
     rope = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -214,7 +220,9 @@ def draft_map(tensors: dict[str, Tensor], draft_vocab: int, vocab: int, where: s
     if draft_vocab == vocab and (offsets is None or not offsets.any()):
         return torch.zeros(draft_vocab, dtype=torch.long)
     if offsets is None:
-        raise LossyError(f"{where}: the head drafts {draft_vocab} of {vocab} tokens but has no d2t, which says which ones")
+        raise LossyError(
+            f"{where}: the head drafts {draft_vocab} of {vocab} tokens but has no d2t, which says which ones"
+        )
     if offsets.shape != (draft_vocab,):
         raise LossyError(f"{where}: d2t has shape {tuple(offsets.shape)}, expected ({draft_vocab},)")
     ids = torch.arange(draft_vocab) + offsets.long()
@@ -225,7 +233,9 @@ def draft_map(tensors: dict[str, Tensor], draft_vocab: int, vocab: int, where: s
         )
     mask = tensors.get("t2d")
     if mask is not None and not torch.equal(mask.bool().nonzero().squeeze(1), ids.sort().values):
-        raise LossyError(f"{where}: d2t and t2d name different target tokens; the checkpoint's vocabulary map is damaged")
+        raise LossyError(
+            f"{where}: d2t and t2d name different target tokens; the checkpoint's vocabulary map is damaged"
+        )
     return offsets.long()
 
 
@@ -239,7 +249,9 @@ def check_target(head: Eagle3Head, target: PreTrainedModel) -> None:
         if ours != expected:
             raise LossyError(f"the head was made for a target with {name} {ours}, this one has {expected}")
     if max(head.config.taps) > theirs.num_hidden_layers:
-        raise LossyError(f"the head taps layer {max(head.config.taps)} of a target with {theirs.num_hidden_layers} layers")
+        raise LossyError(
+            f"the head taps layer {max(head.config.taps)} of a target with {theirs.num_hidden_layers} layers"
+        )
     if not head.config.own_embedding and head.config.hidden_size != theirs.hidden_size:
         raise LossyError(
             f"the head is {head.config.hidden_size} wide and has no embedding of its own, and the target's is "
@@ -316,7 +328,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except json.JSONDecodeError as error:
         raise LossyError(f"{folder / 'config.json'} is damaged: {error}") from error
     index = folder / "model.safetensors.index.json"
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    names = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    )
     tensors: dict[str, Tensor] = {}
     try:
         if all((folder / name).is_file() for name in names):

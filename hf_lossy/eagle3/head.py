@@ -58,9 +58,7 @@ class Eagle3Attention(nn.Module):
         self.q_norm = LlamaRMSNorm(self.dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = LlamaRMSNorm(self.dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
-    def project(
-        self, x: Float[Tensor, "batch rows wide"], cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "batch rows wide"], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries, rotated keys and values, [B, heads, rows, head_dim]."""
         shape = (*x.shape[:2], -1, self.dim)
         q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
@@ -146,7 +144,7 @@ class Eagle3Head(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, path: Any, target: PreTrainedModel | None = None, **choices: Any) -> Eagle3Head:  # type: ignore[override]
+    def from_pretrained(cls, path: Any, target: PreTrainedModel | None = None, **choices: Any) -> Eagle3Head:
         """Read a head of any known producer; see :func:`hf_lossy.eagle3.formats.load_head`."""
         from .formats import load_head
 

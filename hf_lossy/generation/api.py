@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ..cached_model import CachedModel
-from ..compat import default_cache, take_cache
+from ..compat import CACHE_ALIASES, default_cache, take_cache
 from ..couplings import Coupling, DescendCoupling, GreedyCoupling, coupling
 from ..drafting import Draft, PromptLookupDraft, TwoModelDraft
 from ..drafting.vocabulary import shared_limit
@@ -44,10 +44,9 @@ class Decoder:
     here. (Transformers finds the names of the call's own options in the signature of ``__call__``.)
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, returns_tokens_only: bool = False) -> None:
+        self.options, self.returns_tokens_only = options, returns_tokens_only
 
-    @torch.no_grad()
     def __call__(
         self,
         model: PreTrainedModel,
@@ -86,10 +85,16 @@ class Decoder:
         )
         configs = from_config(generation_config, prepared=True), from_config(model.generation_config)
         options = given.filled(self.options, *configs)
-        run = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs)
-        if options.streamer is not None:
-            options.streamer.put(input_ids.cpu())
-        sequences = decode(run)
+        # inference mode makes a small model's forward an eighth cheaper, but what is made in it can't be used in training,
+        # so it is for calls after which nothing but token ids is left
+        with torch.inference_mode() if self.returns_tokens_only else torch.no_grad():
+            run = prepare(
+                model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs
+            )
+            if options.streamer is not None:
+                options.streamer.put(input_ids.cpu())
+            sequences = decode(run)
+        sequences = sequences.clone()
         if options.streamer is not None:
             options.streamer.end()
         if options.verification_stats is not None:
@@ -145,7 +150,8 @@ def prepare(
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
     target_scorer = Scorer(processors, vocabulary, limit, "target")
-    draft = make_draft(model, config, options, law, target_scorer, coins, mask if padded else None, device)
+    stops = Stops(criteria, config.max_length)
+    draft = make_draft(config, options, law, target_scorer, coins, mask if padded else None, device, stops.eos)
     if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
         raise LossyError(
             f"verification={law.name!r} needs the draft's probabilities, and prompt lookup has none: use a draft model, a "
@@ -156,7 +162,6 @@ def prepare(
             "draft_probs='point_mass' is for deterministic candidates; a draft model samples its tokens and has "
             "probabilities: leave it out, or use draft_temperature=0 for a greedy draft"
         )
-    stops = Stops(criteria, config.max_length)
     if options.stop_strings is not None:
         if options.tokenizer is None:
             raise LossyError(f"stop_strings={options.stop_strings!r} needs the tokenizer: pass tokenizer= as well")
@@ -208,7 +213,6 @@ def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupli
 
 
 def make_draft(
-    model: PreTrainedModel,
     config: GenerationConfig,
     options: Options,
     law: Law,
@@ -216,6 +220,7 @@ def make_draft(
     coins: Coins,
     mask: Tensor | None,
     device: torch.device,
+    ends: Collection[int],
 ) -> Draft:
     """The draft that the options ask for."""
     gamma = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
@@ -259,6 +264,7 @@ def make_draft(
         sampled=sampled,
         needs_probs=sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
         confidence=options.assistant_confidence_threshold or 0.0,
+        ends=ends,
         num_assistant_tokens=gamma,
         schedule=options.num_assistant_tokens_schedule or "constant",
     )
@@ -390,7 +396,9 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             given["stop_strings"] = setting("stop_strings")
         kwargs["stop_strings"] = None  # ours to check, at every accepted prefix
     options = _checked(given).filled(from_config(own))
-    return _plain_generate(model)(model, *args, custom_generate=Decoder(options), **kwargs)
+    leaves_more = setting("return_dict_in_generate") or any(kwargs.get(name) is not None for name in CACHE_ALIASES)
+    loop = Decoder(options, returns_tokens_only=not leaves_more)
+    return _plain_generate(model)(model, *args, custom_generate=loop, **kwargs)
 
 
 def _checked(given: dict[str, Any]) -> Options:

@@ -1,8 +1,9 @@
 """The decoding loop: draft → verify (one target forward) → couple → commit → roll back.
 
 Shapes: B rows, L settled tokens (the prompt and what was emitted), G drafted tokens in a round, V tokens in the
-vocabulary. Invariant between rounds: the target's cache holds the first L − 1 tokens, so that a round feeds the last
-settled token and the G drafted ones and gets p at G + 1 positions.
+vocabulary. A round feeds what the target's cache does not hold yet: the last settled token and the G drafted ones, in the
+first round the whole prompt and the G drafted ones. It gets p at G + 1 positions. The first round's forwards are the
+prefill, and that round's time is booked as such.
 """
 
 from __future__ import annotations
@@ -73,33 +74,35 @@ class Outcome(NamedTuple):
 
 def decode(run: Run) -> Int[Tensor, "batch length"]:
     """Generate until the sequence stops; returns the prompt and the emitted tokens."""
-    stats, stopped = run.stats, False
+    stats, stopped, timed = run.stats, False, run.stats.first_round
     stats.rows = [RowStats() for _ in run.tokens]
-    with stats.timed("prefill"):
-        prefill(run)
-    before = run.target.forwards
+    with timed("prefill"):
+        chunks = read_prompt(run)
     while not stopped:
-        with stats.timed("draft"):
+        with timed("draft"):
             proposal = propose(run)
-        with stats.timed("verify"):
+        with timed("verify"):
             verified = verify(run, proposal)
-        with stats.timed("couple"):
+        with timed("couple"):
             outcome = couple(run, proposal, verified.p)
-        with stats.timed("cache"):
+        with timed("cache"):
             stopped = commit(run, proposal, verified, outcome)
             roll_back(run, verified, outcome)
+        if timed == stats.first_round:
+            timed, prefill = stats.timed, (run.target.seconds, run.draft.seconds)
     run.target.release()
-    stats.target_forwards, stats.draft_forwards = run.target.forwards - before, run.draft.forwards
-    stats.seconds |= {"target_forward": run.target.seconds, "draft_forward": run.draft.seconds}
+    stats.target_forwards, stats.draft_forwards = run.target.forwards - chunks, run.draft.forwards
+    stats.add_forwards(prefill, (run.target.seconds, run.draft.seconds))
     return run.tokens[:, : run.length]
 
 
-def prefill(run: Run) -> None:
-    """Bring the target's cache to all settled tokens but the last."""
-    while (start := run.target.length) < run.length - 1:
-        end = run.length - 1 if run.prefill_chunk is None else min(run.length - 1, start + run.prefill_chunk)
-        run.recorder.prefill(run.target(run.tokens[:, start:end]))
+def read_prompt(run: Run) -> int:
+    """Where ``prefill_chunk_size`` asks for it, feed the prompt up to its last chunk; the number of forwards it took."""
+    before = run.target.forwards
+    while run.prefill_chunk is not None and (end := run.target.length + run.prefill_chunk) < run.length:
+        run.target(run.tokens[:, run.target.length : end])
         run.target.crop(end)  # nothing to forget, but a sliding window is trimmed
+    return run.target.forwards - before
 
 
 def propose(run: Run) -> Proposal:
@@ -136,13 +139,13 @@ def couple(run: Run, proposal: Proposal, p: Float[Tensor, "batch drafted_1 vocab
     if count:
         verification = run.coupling(run.law, p[:, :count], q, drafted)
         accepted = verification.accepted(run.coins(rows, count))
-    kept = _read(run, accepted, p, q)  # the one synchronisation of a round
+    kept, ended = _read(run, accepted, drafted, p, q)  # the one synchronisation of a round
     figures, last = [], accepted
     if verification is not None and run.accounting:
         figures.append(account(p[:, :count], q, verification.pi))
     if verification is not None and min(kept) < count:
         last = verification.replace(accepted, run.coins(rows))
-    if max(kept) == count:
+    if max(kept) == count and not ended:
         p_bonus, q_bonus = p[:, count], bonus_probs(run, count)
         induced = run.induced_bonus and (q_bonus is not None or not run.law.uses_draft)
         pi = run.law.induced(p_bonus, p_bonus if q_bonus is None else q_bonus.to(p.dtype)) if induced else p_bonus
@@ -196,15 +199,21 @@ def roll_back(run: Run, verified: Verified, outcome: Outcome) -> None:
     run.draft.update_candidate_strategy(run.tokens[:, : run.length], verified.scores, outcome.accepted[0])
 
 
-def _read(run: Run, accepted: Tensor, p: Tensor, q: Tensor | None) -> list[int]:
-    """The accepted counts as numbers, after a check of p and q that rides on the same transfer.
+def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | None) -> tuple[list[int], bool]:
+    """The accepted counts as numbers, and whether every row's block ends in an end-of-sequence token, so that no bonus
+    will be emitted; after a check of p and q that rides on the same transfer.
 
     A NaN, or nothing but -inf, makes a whole softmax row NaN, so that its first entry tells; where p holds scores (greedy
     and strict) the maximum does."""
-    bad = [~(d.amax(-1) if d is p and not run.sampled else d[..., 0]).isfinite() for d in (p, q) if d is not None]
-    *kept, bad_p, bad_q = torch.cat([accepted, torch.stack([b.any() for b in (bad * 2)[:2]])]).tolist()
-    if bad_p:
-        raise run.scorer.complain(run.length + int(bad[0].any(0).nonzero()[0]))
-    if bad_q:
-        raise run.draft.complain(run.length + int(bad[1].any(0).nonzero()[0]))
-    return kept
+    marks = [p[..., 0] if run.sampled or run.accounting or not run.law.is_strict else p.amax(-1)]
+    marks += [] if q is None else [q[..., 0]]
+    sound = torch.stack([mark.sum() for mark in marks]).sum().isfinite()
+    ends = drafted[:, -1] if drafted.shape[1] else torch.full_like(accepted, -1)
+    *numbers, sound = torch.cat([accepted, ends, sound[None]]).tolist()
+    if not sound:
+        complaints = (run.scorer.complain, run.draft.complain)
+        for mark, complain in zip(marks, complaints, strict=False):
+            broken = (~mark.isfinite()).any(0).nonzero()
+            if len(broken):
+                raise complain(run.length + int(broken[0]))
+    return numbers[: len(accepted)], all(token in run.stops.eos for token in numbers[len(accepted) :])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,6 @@ class Recorder:
         self.logits: list[Tensor] | None = [] if logits else None
         self.hidden_states: list[tuple[Tensor, ...]] | None = [] if hidden_states else None
         self.attentions: list[tuple[Tensor, ...]] | None = [] if attentions else None
-        self._prompt: Any = None
-
-    def prefill(self, outputs: Any) -> None:
-        """Keep the states of the prompt."""
-        if self.hidden_states is not None or self.attentions is not None:
-            self._prompt = outputs
 
     def with_scores(self, scores: Tensor) -> Callable[[int], tuple[Tensor, ...] | None]:
         """What a stopping criterion sees after j more tokens: the recorded scores and j of these, None if not recorded."""
@@ -50,24 +44,22 @@ class Recorder:
         return up_to
 
     def add(self, outputs: Any, logits: Tensor, scores: Tensor, count: int) -> None:
-        """Keep the first ``count`` positions of a verification forward; logits and scores are [B, G + 1, V]."""
+        """Keep the first ``count`` positions of a verification forward; logits and scores are [B, G + 1, V], the states
+        may hold the prompt before them, which then goes to the first token."""
         for kept, given in ((self.scores, scores), (self.logits, logits)):
             if kept is not None:
                 kept.extend(given[:, j].to(torch.float32, copy=True) for j in range(count))
-        for j in range(count):
-            if self.hidden_states is not None:
-                states = tuple(h[:, j : j + 1] for h in outputs.hidden_states)
-                if self._prompt is not None:
-                    states = tuple(
-                        torch.cat([a, b], 1) for a, b in zip(self._prompt.hidden_states, states, strict=True)
-                    )
-                self.hidden_states.append(states)
-            if self.attentions is not None:
-                states = tuple(a[..., j : j + 1, : a.shape[-1] - (a.shape[-2] - 1 - j)] for a in outputs.attentions)
-                if self._prompt is not None:
-                    states = tuple(_stack_rows(a, b) for a, b in zip(self._prompt.attentions, states, strict=True))
-                self.attentions.append(states)
-            self._prompt = None
+        if self.hidden_states is not None:
+            width = outputs.hidden_states[0].shape[1]
+            for rows in _rows_of_tokens(width, scores.shape[1], count):
+                self.hidden_states.append(tuple(h[:, rows] for h in outputs.hidden_states))
+        if self.attentions is not None:
+            width = outputs.attentions[0].shape[-2]
+            for rows in _rows_of_tokens(width, scores.shape[1], count):
+                # the row of the token sees nothing after itself
+                self.attentions.append(
+                    tuple(a[..., rows, : a.shape[-1] - (width - rows.stop)] for a in outputs.attentions)
+                )
 
     def output(self, sequences: Tensor, cache: Any, stats: VerificationStats) -> LossyDecoderOnlyOutput:
         """The output object, with None for what was not asked for."""
@@ -76,6 +68,9 @@ class Recorder:
         return LossyDecoderOnlyOutput(sequences=sequences, verification=stats, **{CACHE_NAME: cache}, **fields)
 
 
-def _stack_rows(above: Tensor, below: Tensor) -> Tensor:
-    """Attention rows of the prompt above the row of its last token, which sees one key more."""
-    return torch.cat([torch.nn.functional.pad(above, (0, below.shape[-1] - above.shape[-1])), below], -2)
+def _rows_of_tokens(width: int, positions: int, count: int) -> Iterator[slice]:
+    """The rows of a forward over ``width`` tokens that belong to each of the first ``count`` of its last ``positions``
+    positions; everything before them belongs to the first."""
+    before = width - positions
+    for j in range(count):
+        yield slice(0 if j == 0 else before + j, before + j + 1)

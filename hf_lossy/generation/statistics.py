@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,11 +63,13 @@ class VerificationStats:
     Attributes:
         settings: law, coupling, bonus and the rest as they were used in the (last) call.
         rows: one entry a generated sequence.
-        target_forwards: forwards of the target after the prefill.
-        draft_forwards: forwards of the draft, its prefill included.
-        seconds: wall-clock time by stage (``prefill``, ``draft``, ``verify``, ``couple``, ``cache``), and within them the
-            time inside the models' forwards (``target_forward``, ``draft_forward``, the prefills' included). On an
-            accelerator work is asynchronous, so that a stage's time is what the host waited.
+        target_forwards: forwards of the target that verified a block; the first one reads the prompt as well.
+        draft_forwards: forwards of the draft.
+        seconds: wall-clock time by stage: ``prefill`` is each sequence's first round, which reads the prompt; ``draft``,
+            ``verify``, ``couple`` and ``cache`` are those of the later rounds, and ``target_forward`` and
+            ``draft_forward`` the time of these rounds inside the models' forwards (``prefill_target_forward`` and
+            ``prefill_draft_forward``: the same of the first rounds). On an accelerator work is asynchronous, so that a
+            stage's time is what the host waited.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +77,16 @@ class VerificationStats:
     target_forwards: int = 0
     draft_forwards: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def add_forwards(self, prefill: tuple[float, float], total: tuple[float, float]) -> None:
+        """Book the seconds inside the target's and the draft's forwards: up to the first round's end, and in total."""
+        for name, first, both in zip(("target_forward", "draft_forward"), prefill, total, strict=True):
+            self.seconds[f"prefill_{name}"] = first
+            self.seconds[name] = both - first
+
+    def first_round(self, stage: str) -> AbstractContextManager[None]:
+        """As :meth:`timed`, for the round that reads the prompt."""
+        return self.timed("prefill")
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -116,7 +128,8 @@ class VerificationStats:
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens / target forwards after the prefill, over all rounds, the EOS-truncated ones included."""
+        """Emitted tokens / target forwards, over all rounds, the EOS-truncated ones included (chunks of a prompt that was
+        fed before the first round are not counted)."""
         return _ratio(self.emitted, len(self.rounds))
 
     @property
