@@ -26,7 +26,7 @@ def capped(
     a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"], scale: float
 ) -> Float[Tensor, "*batch vocab"]:
     """min(a, scale · b), element by element."""
-    bound = b * scale
+    bound = b * min(scale, torch.finfo(b.dtype).max)  # 0 · inf would be NaN
     return torch.minimum(a, bound, out=bound)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -47,10 +49,14 @@ class Scorer:
         vocabulary: width V of the distributions, the target's.
         limit: token ids from here on get no probability (rows that are padding); V or less.
         role: ``"target"`` or ``"draft"``, for messages.
+        ends: tokens that end a sequence. No processor that looks at the prefix is asked what follows one that was drafted.
     """
 
-    def __init__(self, processors: LogitsProcessorList, vocabulary: int, limit: int, role: str) -> None:
+    def __init__(
+        self, processors: LogitsProcessorList, vocabulary: int, limit: int, role: str, ends: Collection[int] = ()
+    ) -> None:
         self.processors, self.vocabulary, self.limit, self.role = processors, vocabulary, limit, role
+        self.ends = ends
         self.prefix_free = all(type(p) in PREFIX_FREE for p in processors)
 
     def scores(
@@ -76,9 +82,16 @@ class Scorer:
         tokens = tokens.to(scores.device)
         if self.prefix_free:
             return self.processors(tokens[:, :first], scores.reshape(-1, self.vocabulary)).view(scores.shape)
-        # a processor may write into what it is given: each position gets a tensor of its own
-        each = [self.processors(tokens[:, : first + j], scores[:, j].clone()) for j in range(scores.shape[1])]
-        return torch.stack(each, 1)
+        each: list[Tensor] = []
+        asked = scores.shape[1]
+        if self.ends:
+            drafted = zip(*tokens[:, first : first + asked - 1].tolist(), strict=True)
+            ended = (j for j, new in enumerate(drafted, start=1) if all(token in self.ends for token in new))
+            asked = next(ended, asked)
+        for j in range(asked):
+            # a processor may write into what it is given: each position gets a tensor of its own
+            each.append(self.processors(tokens[:, : first + j], scores[:, j].clone()))
+        return torch.stack(each + each[-1:] * (scores.shape[1] - asked), 1)
 
     def complain(self, position: int) -> LossyError:
         """The error for a position whose scores are not a distribution."""

@@ -142,14 +142,15 @@ class TableConfig(PreTrainedConfig):
 
 
 class TableModel(PreTrainedModel, GenerationMixin):
-    """A language model that looks its logits up, given the whole prefix, which it remembers in its *cache*: a cache that
-    was rolled back wrongly gives wrong logits. ``prefixes`` records what each forward was asked about."""
+    """A language model that looks its logits up, given the whole prefix or its last ``order`` tokens, which it remembers in
+    its *cache*: a cache that was rolled back wrongly gives wrong logits. ``prefixes`` records what each forward was asked
+    about."""
 
     config_class = TableConfig
 
-    def __init__(self, rule: Rule, vocabulary: int, **config) -> None:
-        super().__init__(TableConfig(vocabulary, **{**SPECIAL, **config}))
-        self.rule, self.known = rule, {}
+    def __init__(self, rule: Rule, vocabulary: int, order: int | None = None) -> None:
+        super().__init__(TableConfig(vocabulary, **SPECIAL))
+        self.rule, self.order, self.known = rule, order, {}
         self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.prefixes: list[list[tuple[int, ...]]] = []
 
@@ -159,7 +160,8 @@ class TableModel(PreTrainedModel, GenerationMixin):
             ids = cache.update(ids.float(), ids.float(), 0)[0]
         ids = ids.long()[0, 0, :, 0].tolist()
         count = logits_to_keep or input_ids.shape[1]
-        asked = [tuple(ids[: len(ids) - j]) for j in reversed(range(count))]
+        ends = range(len(ids) - count + 1, len(ids) + 1)
+        asked = [tuple(ids[0 if self.order is None else max(0, end - self.order) : end]) for end in ends]
         self.prefixes.append(asked)
         for prefix in asked:
             if prefix not in self.known:
@@ -168,12 +170,8 @@ class TableModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=logits, **{CACHE_NAME: cache})
 
 
-def table(rule: Rule, vocabulary: int, **config) -> TableModel:
-    return TableModel(rule, vocabulary, **config).eval()
-
-
-def probs(model: TableModel, prefix: Sequence[int]) -> np.ndarray:
-    return model.rule(tuple(prefix)).double().softmax(-1).numpy()
+def table(rule: Rule, vocabulary: int, order: int | None = None) -> TableModel:
+    return TableModel(rule, vocabulary, order).eval()
 
 
 def random_rule(vocabulary: int, seed: int, sharpness: float = 1.5) -> Rule:
@@ -186,7 +184,7 @@ def random_rule(vocabulary: int, seed: int, sharpness: float = 1.5) -> Rule:
     return rule
 
 
-def script_rule(vocabulary: int, prompt: int, script: Sequence[int], seed: int = 0) -> Rule:
+def script_rule(vocabulary: int, prompt: int, script: Sequence[int]) -> Rule:
     """After a prompt of this length the script, with certainty; then its last token for ever."""
 
     def rule(prefix: tuple[int, ...]) -> Tensor:
@@ -197,8 +195,8 @@ def script_rule(vocabulary: int, prompt: int, script: Sequence[int], seed: int =
     return rule
 
 
-def scripted(script: Sequence[int], vocabulary: int = 16, prompt: int = PROMPT.shape[1], **config) -> TableModel:
-    return table(script_rule(vocabulary, prompt, script), vocabulary, **config)
+def scripted(script: Sequence[int], vocabulary: int = 16, prompt: int = PROMPT.shape[1]) -> TableModel:
+    return table(script_rule(vocabulary, prompt, script), vocabulary)
 
 
 # --- a tokenizer -------------------------------------------------------------------------------------------------------

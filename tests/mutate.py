@@ -71,12 +71,16 @@ BUGS = [
         "row_at(self.pi, accepted)",
         COUPLINGS,
     ),
-    Bug("block: P not capped", "couplings/block.py", ".clamp_max_(1)", "", COUPLINGS),
+    Bug("block: P not capped", "couplings/block.py", ".div(products.cummax(1).values)", "", COUPLINGS),
     Bug(
         "block: verified token by token", "couplings/block.py", ".amax(1)", ".ne(0).long().cumprod(1).sum(1)", COUPLINGS
     ),
     Bug(
-        "reference: draft for replacement", "couplings/reference.py", "row_at(self._rep", "row_at(self._acc", COUPLINGS
+        "reference: draft for replacement",
+        "couplings/reference.py",
+        "row_at(self._replacement",
+        "row_at(self.q",
+        COUPLINGS,
     ),
     Bug("tree: off the path", "couplings/descend.py", "on_path[:, parent] & (", "(", COUPLINGS),
     Bug(
@@ -91,7 +95,7 @@ BUGS = [
     Bug(
         "sample: past the last token",
         "numerics.py",
-        "torch.minimum(coins.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))",
+        "torch.minimum(coins.unsqueeze(-1) * total, total.nextafter(total.new_zeros(())))",
         "coins.unsqueeze(-1) * total",
         COUPLINGS,
     ),

@@ -472,6 +472,24 @@ def test_block_accepts_up_to_the_last_coin_below_its_h():
     np.testing.assert_allclose(residual, [max(prefix_2 * 0.6 - 0.5, 0), 0], atol=1e-15)
 
 
+@pytest.mark.parametrize("law_", [law("lossless"), law("cos")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_long_blocks_of_very_different_ratios(law_, dtype):
+    """h_γ = P_γ follows the recursion, P_i = min(1, P_{i−1} π_i(x_i)/q_i(x_i)), through 64 tokens."""
+    rng = np.random.default_rng(10)
+    p, q = (torch.from_numpy(rng.dirichlet(np.full(6, 0.2), size=(300, 64))).to(dtype) for _ in range(2))
+    p = torch.where(torch.arange(300)[:, None, None] % 2 == 0, p, (0.9 * q + 0.1 * p))  # every other row nearly agrees
+    drafted = sample(q, torch.from_numpy(rng.random((300, 64))))
+    round_ = BlockCoupling(law_, p, q, drafted)
+    pi, q_ = (x.double().gather(2, drafted[:, :, None]).squeeze(2).numpy() for x in (round_.pi, q))
+    kept = np.ones(300)
+    for i in range(64):
+        kept = np.minimum(1, kept * pi[:, i] / q_[:, i])
+    assert ((kept > 0.1) & (kept < 1)).sum() > 10
+    np.testing.assert_allclose(round_.acceptance()[:, -1], kept, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
+    assert round_.acceptance().isfinite().all()
+
+
 @pytest.mark.parametrize("cls", [TokenCoupling, BlockCoupling], ids=lambda c: c.name)
 @pytest.mark.parametrize("law_", [law("lossless"), law("lenience"), law("cos")], ids=str)
 def test_where_draft_equals_target_a_forced_refusal_draws_from_the_target(cls, law_):

@@ -233,6 +233,35 @@ def test_a_prompt_lookup_of_what_the_processors_forbid():
     assert ours[0, 5:].tolist() == [6, 7, 8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("verification", ["lossless", "lenience"])
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+def test_no_processor_sees_an_ended_text(sample, verification):
+    """A grammar has no answer to what comes after the end: plain generation never asks."""
+    script, end = [7, 8, 9, 10, 11, 12], 9
+
+    def grammar(_, ids):
+        new = ids[PROMPT.shape[1] :].tolist()
+        assert end not in new
+        return script[len(new) : len(new) + 1]
+
+    options = {
+        "prefix_allowed_tokens_fn": grammar,
+        "eos_token_id": end,
+        "do_sample": sample,
+        "verification": verification,
+    }
+    for drafted in (
+        {"assistant_model": scripted(script)},
+        {"assistant_model": scripted(script), "num_assistant_tokens": 3},
+    ):
+        assert lossy(scripted(script), **options, **drafted)[0, PROMPT.shape[1] :].tolist() == [7, 8, 9]
+    ids = torch.tensor([[5, 7, 8, 9, 10, 5]])
+    big = scripted(script, prompt=6)
+    if verification == "lossless":
+        options["prefix_allowed_tokens_fn"] = lambda _, ids: grammar(_, ids[1:])
+        assert lossy(big, ids, prompt_lookup_num_tokens=4, **options)[0, 6:].tolist() == [7, 8, 9]
+
+
 # --- lossy laws are argmax π -------------------------------------------------------------------------------------------
 
 
@@ -279,6 +308,20 @@ def test_the_lossy_laws_above_are_lossy():
     texts = {str(law): greedy_by_formula(law, ["any"] * 16) for law in LOSSY}
     changed = {name for name, text in texts.items() if not torch.equal(text, plain(target(), max_new_tokens=16))}
     assert changed >= {str(law) for law in LOSSY if law_class(law.name).family != "baseline"}
+
+
+# transformers#45865, #45979: its ensemble is cos with λ = 1 − w, and the target's bonus
+@pytest.mark.parametrize("weight", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_cos_is_transformers_ensemble(weight, gamma):
+    small = copy.deepcopy(draft())
+    small.generation_config.num_assistant_tokens = gamma
+    small.generation_config.num_assistant_tokens_schedule = "constant"
+    small.generation_config.assistant_confidence_threshold = 0.0
+    theirs = plain(target(), assistant_model=small, assistant_ensemble_weight=weight)
+    options = {"verification": hf_lossy.Cos(1 - weight), "bonus": "target", "num_assistant_tokens": gamma}
+    assert torch.equal(lossy(target(), assistant_model=small, **options), theirs)
+    assert torch.equal(theirs, plain(target())) == (weight == 1.0)
 
 
 @pytest.mark.parametrize("law", [hf_lossy.Typical(0.1), hf_lossy.SpecCascade(0.3)], ids=str)

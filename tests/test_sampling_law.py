@@ -1,18 +1,20 @@
 """The law of sampled text through the real ``generate()``, against formulas over the models' own logits.
 
 Two kinds of test. A *long run* of a model whose logits depend on the last two tokens: given these, every token follows π,
-so that each context is a sample of its own; one call gives thousands of tokens. *Many runs* of a model whose logits depend on
-everything: the joint law of the first three tokens, enumerated.
+so that each context is a sample of its own, and one call gives hundreds of tokens. *Many runs* of a model whose logits
+depend on the whole prefix: the joint law of the first three tokens, enumerated.
 
-False alarms: every test uses fixed seeds and fails below P_VALUE = 1e-6, and there are fewer than 90 of them, so that over
+False alarms: seeds are fixed, and a comparison fails below P_VALUE = 1e-6. There are fewer than 100 of them, so that over
 seeds the whole file has a rate below 1e-4 (Bonferroni). Cells with an expected count below 5 are merged.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,12 +22,12 @@ import scipy.stats
 import torch
 
 import hf_lossy
-from hf_lossy.couplings import Coupling
+from hf_lossy.couplings import BlockCoupling, Coupling, TokenCoupling
 from hf_lossy.drafting import two_model
 from hf_lossy.laws import law_class
 
 from . import oracle
-from .models import PROMPT, draft, lossy, plain, random_rule, sibling, table, target
+from .models import PROMPT, TableModel, draft, lossy, plain, random_rule, sibling, table, target
 
 P_VALUE = 1e-6
 V, GAMMA, LENGTH = 4, 2, 3
@@ -68,14 +70,14 @@ def chi_square(groups: list[tuple[np.ndarray, np.ndarray]]) -> float:
         cells = [np.append(x[~small], x[small].sum()) for x in (counts, expected)]
         observed, expected = (x[cells[1] > 0.5] for x in cells)
         statistic += ((observed - expected) ** 2 / expected).sum()
-        freedom += len(observed) - 1
+        freedom += max(len(observed) - 1, 0)
     assert freedom > 2
     return float(scipy.stats.chi2.sf(statistic, freedom))
 
 
 def warped(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Softmax after transformers' warpers, in their order, from their definitions."""
-    x = np.asarray(logits, dtype=np.float64) / temperature
+    x = np.array(logits.tolist(), dtype=np.float64) / temperature
     if top_k:
         x = np.where(x >= np.sort(x)[-top_k], x, -np.inf)
     probs = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
@@ -95,26 +97,24 @@ def induced(law, p, q):
     return oracle.induced(parameters.pop("method"), p, q, **parameters)
 
 
-def last_two(seed: int, sharpness: float = 1.5):
-    """A rule that looks at the last two tokens."""
-    rule = random_rule(V, seed, sharpness)
-    return lambda prefix: rule(prefix[-2:])
+def last_two(seed: int) -> TableModel:
+    """A model that looks at the last two tokens, and leaves all of them some chance."""
+    return table(random_rule(V, seed, sharpness=1.2), V, order=2)
 
 
 CONTEXTS = list(itertools.product(range(V), repeat=2))
 
 
-def long_run(law, count=1500, seeds=(0, 1), q_of=None, warpers=None, **options):
-    """One call on table models of these seeds; (counts, π) of the tokens after each context, apart for bonus tokens.
+def long_run(law, count=800, q_of=None, warpers=None, **options):
+    """One call on table models; (counts, π) of the tokens after each context, apart for bonus tokens, and the output.
 
     ``q_of`` makes q from the draft's logits where it is not warped like the target.
     """
-    warpers = {"top_k": 0, **(warpers or {})}
-    rules = [last_two(seed) for seed in seeds]
+    warpers, big, small = {"top_k": 0, **(warpers or {})}, last_two(0), last_two(1)
     out = lossy(
-        table(rules[0], V),
+        big,
         IDS,
-        **{"assistant_model": table(rules[1], V), "num_assistant_tokens": GAMMA, **options},
+        **{"assistant_model": small, "num_assistant_tokens": GAMMA, **options},
         **warpers,
         verification=law,
         do_sample=True,
@@ -123,16 +123,13 @@ def long_run(law, count=1500, seeds=(0, 1), q_of=None, warpers=None, **options):
         return_dict_in_generate=True,
     )
     tokens, sources = out.sequences[0].tolist(), out.verification.rows[0].sources
-    seen: dict[tuple, np.ndarray] = {(c, b): np.zeros(V) for c in CONTEXTS for b in (True, False)}
+    seen = {(context, is_bonus): np.zeros(V) for context in CONTEXTS for is_bonus in (True, False)}
     for i, source in enumerate(sources, start=N):
         seen[(tokens[i - 2], tokens[i - 1]), source == "bonus"][tokens[i]] += 1
-    assert min(Counter(sources).values()) > 50  # replaced, accepted and bonus tokens all occur
     groups = []
     for (context, is_bonus), counts in seen.items():
-        p = warped(rules[0](context), **warpers)
-        q = (q_of or (lambda logits: warped(logits, **warpers)))(rules[1](context))
-        follows_p = is_bonus and options.get("bonus") == "target"
-        groups.append((counts, p if follows_p else induced(law, p, q)))
+        p, q = warped(big.rule(context), **warpers), (q_of or partial(warped, **warpers))(small.rule(context))
+        groups.append((counts, p if is_bonus and options.get("bonus") == "target" else induced(law, p, q)))
     return groups, out
 
 
@@ -155,7 +152,7 @@ def test_every_token_follows_the_law(law, coupling):
 
 
 @pytest.mark.parametrize("coupling", ["token", "block"])
-@pytest.mark.parametrize("law", [LAWS[1], LAWS[2], LAWS[8]], ids=str)
+@pytest.mark.parametrize("law", [LAWS[1], LAWS[8]], ids=str)
 def test_with_the_targets_bonus_that_token_follows_p(law, coupling):
     groups, _ = long_run(law, coupling=coupling, bonus="target")
     assert chi_square(groups) > P_VALUE
@@ -185,27 +182,25 @@ WARPERS = {
 }
 
 
-@pytest.mark.parametrize("law", [LAWS[0], LAWS[1]], ids=str)
 @pytest.mark.parametrize("warpers", WARPERS.values(), ids=WARPERS)
-def test_warpers_apply_to_p_and_to_q(warpers, law):
-    groups, _ = long_run(law, warpers=warpers)
+def test_warpers_apply_to_p_and_to_q(warpers):
+    groups, _ = long_run(hf_lossy.Lenience(0.4), warpers=warpers)
     assert chi_square(groups) > P_VALUE
 
 
 # vLLM#42744: no token below the cutoff, whatever the draft likes
 def test_min_p_lets_nothing_below_its_cutoff_through():
     groups, _ = long_run(hf_lossy.Lossless(), warpers={"min_p": 0.3})
+    assert chi_square(groups) > P_VALUE
+    outside = []
     for (counts, _), (context, _) in zip(groups, itertools.product(CONTEXTS, (True, False)), strict=True):
-        p = warped(last_two(0)(context))
+        p, q = (warped(last_two(seed).rule(context)) for seed in (0, 1))
         assert counts[p < 0.3 * p.max()].sum() == 0
-    outside = [
-        warped(last_two(1)(c))[warped(last_two(0)(c)) < 0.3 * warped(last_two(0)(c)).max()].sum() for c in CONTEXTS
-    ]
-    assert max(outside) > 0.3  # the draft alone would have put this much there
+        outside.append(q[p < 0.3 * p.max()].sum())
+    assert max(outside) > 0.3  # the draft alone would put so much there
 
 
-@pytest.mark.parametrize("coupling", ["token", "block"])
-@pytest.mark.parametrize("law", [LAWS[0], LAWS[1]], ids=str)
+@pytest.mark.parametrize(("law", "coupling"), [(LAWS[0], "block"), (LAWS[1], "token")], ids=str)
 def test_a_draft_with_a_temperature_of_its_own(law, coupling):
     groups, _ = long_run(
         law,
@@ -219,21 +214,21 @@ def test_a_draft_with_a_temperature_of_its_own(law, coupling):
 
 # transformers#32867 (from #30778): a greedy draft, and a ratio as if it had been sampled
 @pytest.mark.parametrize("coupling", ["token", "block"])
-@pytest.mark.parametrize("law", [LAWS[0], LAWS[1], LAWS[2]], ids=str)
+@pytest.mark.parametrize("law", [LAWS[0], LAWS[2]], ids=str)
 def test_a_greedy_draft_has_a_point_mass_for_q(law, coupling):
     groups, _ = long_run(
         law,
         coupling=coupling,
         draft_temperature=0,
         warpers={"temperature": 0.7},
-        q_of=lambda logits: np.eye(V)[int(np.argmax(logits))],
+        q_of=lambda logits: np.eye(V)[int(logits.argmax())],
     )
     assert chi_square(groups) > P_VALUE
 
 
 # SGLang#10308: the wrong q at top_k = 1
 def test_top_k_of_one_is_greedy_for_both_models():
-    big, small = table(last_two(0), V), table(last_two(1), V)
+    big, small = last_two(0), last_two(1)
     ours = lossy(big, IDS, assistant_model=small, do_sample=True, top_k=1, max_new_tokens=30)
     assert torch.equal(ours, plain(big, IDS, max_new_tokens=30))
 
@@ -294,7 +289,6 @@ SAMPLED = {"do_sample": True, "top_k": 0, "num_assistant_tokens": GAMMA}
     ("law", "coupling", "bonus"),
     [
         (hf_lossy.Lenience(0.4), "block", "induced"),
-        (hf_lossy.Lenience(0.4), "token", "target"),
         (hf_lossy.Cos(0.6), "block", "target"),
         (hf_lossy.SpecCascade(0.4, "target"), "reference", "target"),
     ],
@@ -304,7 +298,7 @@ def test_the_joint_law_of_the_first_tokens(law, coupling, bonus):
     p_rule, q_rule = rules()
     big, small = table(p_rule, V), table(q_rule, V)
     counts = many_runs(
-        800,
+        400,
         lambda generator: lossy(
             big,
             IDS,
@@ -353,7 +347,7 @@ def test_processors_that_look_at_the_prefix_apply_to_p_and_q():
     big, small = table(p_rule, V), table(q_rule, V)
     options = {"repetition_penalty": penalty, "no_repeat_ngram_size": 2, "temperature": 0.8}
     counts = many_runs(
-        800,
+        400,
         lambda generator: lossy(
             big,
             IDS,
@@ -375,7 +369,7 @@ def test_texts_that_end_early_follow_the_law_too():
     big, small, end = table(p_rule, V), table(q_rule, V), 1
     generator, counts = torch.Generator().manual_seed(0), Counter()
     law = hf_lossy.Lenience(0.4)
-    for _ in range(800):
+    for _ in range(400):
         out = lossy(
             big,
             IDS,
@@ -396,11 +390,11 @@ def test_texts_that_end_early_follow_the_law_too():
 
 
 def test_real_models():
-    """T and D with six tokens, the law from whole forwards over all prefixes of two more."""
-    big, small, vocabulary, law = target(6), sibling(target(6)), 6, hf_lossy.Cos(0.5)
-    ids, temperature = PROMPT % vocabulary, 0.5
+    """T and D with five tokens, the law from whole forwards over all prefixes of two more."""
+    big, small, vocabulary, law = target(5), sibling(target(5)), 5, hf_lossy.Cos(0.5)
+    ids, temperature = PROMPT % vocabulary, 2.0
     generator, counts = torch.Generator().manual_seed(0), np.zeros(vocabulary**2)
-    for _ in range(600):
+    for _ in range(400):
         out = lossy(
             big,
             ids,
@@ -419,16 +413,17 @@ def test_real_models():
     assert chi_square([(counts, expected)]) > P_VALUE
 
 
-@pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.Cos(0.3), hf_lossy.MinP(0.5)], ids=str)
+@pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.Cos(0.3)], ids=str)
 def test_prompt_lookup_with_a_point_mass_follows_the_law_of_that_q(law):
     """q is one on the candidate where there is one; where there is none, and after the last, the target's p."""
     ids = torch.tensor([[0, 1, 2, 0, 1]])  # 2 and 0 follow, and nothing is repeated earlier
     assert ids.shape[1] == N
     p_rule, _ = rules(6)
+    big = table(p_rule, V)
     counts = many_runs(
-        800,
+        400,
         lambda generator: lossy(
-            table(p_rule, V),
+            big,
             ids,
             prompt_lookup_num_tokens=GAMMA,
             draft_probs="point_mass",
@@ -463,11 +458,11 @@ def test_cos_is_transformers_ensemble():
     call = {"assistant_model": small, "do_sample": True, "top_k": 0, "max_new_tokens": LENGTH + GAMMA}
     expected = with_bonus(law, after_prompt(p_rule), after_prompt(q_rule), oracle.all_accepted_token)
     options = {"verification": law, "coupling": "token", "bonus": "target", "num_assistant_tokens": GAMMA}
-    ours = many_runs(600, lambda generator: lossy(big, IDS, generator=generator, **options, **call))
+    ours = many_runs(400, lambda generator: lossy(big, IDS, generator=generator, **options, **call))
     assert chi_square([(ours, expected)]) > P_VALUE
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs = many_runs(600, lambda _: plain(big, IDS, assistant_ensemble_weight=weight, **call))
+        theirs = many_runs(400, lambda _: plain(big, IDS, assistant_ensemble_weight=weight, **call))
     assert chi_square([(theirs, expected)]) > P_VALUE
 
 
@@ -511,9 +506,7 @@ def spied(monkeypatch):
 def test_q_in_verification_is_the_q_that_was_sampled_from_bit_by_bit(options, spied):
     drawn, verified = spied
     options = dict(options)
-    small = (
-        draft() if options.pop("draft", None) is None else sibling(target()).__class__(draft().config).bfloat16().eval()
-    )
+    small = draft() if options.pop("draft", None) is None else copy.deepcopy(draft()).bfloat16()
     lossy(
         target(),
         assistant_model=small,
@@ -582,3 +575,28 @@ def test_tokens_that_the_law_forbids_never_come(coupling):
         for counts, pi in groups:
             assert counts[pi == 0].sum() == 0
         assert law_class(law.name) is type(law)
+
+
+# jaymody/speculative-sampling#5, MTPLX#82: p = q and a refusal leave a residual of zero, and NaN
+@pytest.mark.parametrize("coupling", [TokenCoupling, BlockCoupling], ids=lambda coupling: coupling.name)
+def test_a_refusal_where_p_is_q_is_replaced_from_p(coupling, monkeypatch):
+    accepted = coupling.accepted
+
+    def refuse(self, coins):
+        return accepted(self, coins) * 0
+
+    monkeypatch.setattr(coupling, "accepted", refuse)
+    groups, out = long_run(hf_lossy.Lossless(), coupling=coupling.name, assistant_model=last_two(0))
+    assert chi_square(groups) > P_VALUE
+    assert out.verification.accepted == 0
+
+
+@pytest.mark.parametrize("ban", [{"suppress_tokens": [2]}, {"bad_words_ids": [[2]]}], ids=str)
+def test_a_looked_up_candidate_that_is_banned_does_not_come(ban):
+    """With a point mass the law would give it nine tenths."""
+    ids, big = torch.tensor([[0, 1, 2, 0, 1]]), table(random_rule(V, 6), V)
+    options = {"prompt_lookup_num_tokens": 2, "draft_probs": "point_mass", "verification": hf_lossy.Cos(0.9)}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        out = lossy(big, ids, do_sample=True, top_k=0, max_new_tokens=4, generator=generator, **options, **ban)
+        assert 2 not in out[0, 5:].tolist()

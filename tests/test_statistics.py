@@ -59,15 +59,24 @@ def test_every_figure_of_a_run_with_known_accepts(options):
     assert stats.target_forwards == 5
 
 
-def test_an_end_token_in_the_middle_of_a_block_cuts_every_figure():
-    """The block of the third round goes on past the end; what lies past it is not counted as accepted or emitted."""
-    stats = known_run(eos_token_id=SCRIPT[5])
-    assert stats.rounds == [Round(3, 2, 3), Round(3, 0, 1), Round(3, 2, 2, "eos")]
+def test_a_stop_in_the_middle_of_a_block_cuts_every_figure():
+    """The block of the third round goes on past the stop; what lies past it is not counted as accepted or emitted."""
+    stats = known_run(stopping_criteria=[lambda ids, scores: ids.shape[1] == N + 6])
+    assert [(r.drafted, r.accepted, r.emitted) for r in stats.rounds] == [(3, 2, 3), (3, 0, 1), (3, 2, 2)]
     assert stats.rows[0].sources == [A, A, R, R, A, A]
     assert stats.block_efficiency == 6 / 3  # the round that was cut counts with what it emitted
     assert stats.mean_acceptance_length == 1 + 4 / 3
     assert stats.draft_acceptance_rate == 4 / 9
     assert stats.acceptance_histogram == {0: 1, 2: 2}
+    assert stats.acceptance_rate_per_position == [2 / 3, 2 / 3, 0]
+
+
+def test_an_end_token_ends_the_draft_as_well():
+    """Nothing is drafted after an end token, and what follows it is not counted."""
+    stats = known_run(eos_token_id=SCRIPT[5])
+    assert stats.rounds == [Round(3, 2, 3), Round(3, 0, 1), Round(2, 2, 2, "eos")]
+    assert stats.rows[0].sources == [A, A, R, R, A, A]
+    assert stats.draft_acceptance_rate == 4 / 8
 
 
 def test_the_figures_of_several_sequences_are_totals():
@@ -77,9 +86,9 @@ def test_the_figures_of_several_sequences_are_totals():
     assert len(stats.rows) == 2
     assert stats.block_efficiency == 18 / 8
     assert stats.mean_acceptance_length == 1 + 11 / 8
-    assert stats.draft_acceptance_rate == 11 / 22
+    assert stats.draft_acceptance_rate == 11 / 21
     assert stats.acceptance_histogram == {0: 2, 1: 2, 2: 3, 3: 1}
-    assert stats.acceptance_rate_per_position == [6 / 8, 4 / 7, 1 / 7]
+    assert stats.acceptance_rate_per_position == [6 / 8, 4 / 7, 1 / 6]
 
 
 def test_figures_of_nothing_are_not_numbers_that_mislead():
@@ -174,9 +183,9 @@ def test_exactly_so_many_draft_steps_a_round(gamma):
     full = [r for r in stats.rounds if r.drafted == gamma]
     assert len(full) >= len(stats.rounds) - gamma > 0  # the last rounds may have less room
     assert len(small.prefixes) == stats.draft_forwards == stats.drafted
-    assert len(big.prefixes) == stats.target_forwards + 1 == len(stats.rounds) + 1  # one prefill
-    # a target forward asks for the drafted positions and the one after them
-    assert [len(asked) for asked in big.prefixes[1:]] == [r.drafted + 1 for r in stats.rounds]
+    assert len(big.prefixes) == stats.target_forwards == len(stats.rounds)
+    # a target forward asks for the drafted positions and the one after them, the first as well
+    assert [len(asked) for asked in big.prefixes] == [r.drafted + 1 for r in stats.rounds]
 
 
 @pytest.mark.parametrize(
@@ -208,11 +217,9 @@ def test_no_position_is_forwarded_twice_unless_it_was_refused():
     assert len(asked) == len(set(asked))
 
 
-def test_the_prompt_is_forwarded_once():
-    big, small = scripted(SCRIPT), scripted(DRAFTED)
-    lossy(big, assistant_model=small, max_new_tokens=12)
-    assert [len(forward) for forward in small.prefixes] == [1] * len(small.prefixes)
-    assert sum(len(forward) for forward in big.prefixes) <= 1 + sum(8 for _ in big.prefixes[1:])
+def test_chunks_of_the_prompt_are_no_rounds():
+    stats = known_run(prefill_chunk_size=2)
+    assert stats.target_forwards == 5
 
 
 # --- draft lengths -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+INTERRUPTED = 130
+"""What typer exits with on Ctrl-C."""
 for command in (compare, inspect, laws, bench):
     app.command()(command)
 
@@ -30,6 +32,7 @@ def main() -> None:
     except LossyError as error:
         print(f"hf-lossy: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("hf-lossy: interrupted, nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            print("hf-lossy: interrupted; no file was left half-written", file=sys.stderr)
+        raise

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +34,9 @@ from .common import (
 )
 
 DEFAULT_LAWS = ("lossless", "lenience=0.4", "cos=0.4", "adaptive_ensemble=0.4", "min_p=0.1", "speccascade=0.1")
+NARROWEST = 22
+"""Terminal columns below which a text is no longer readable beside others."""
+MISTAKE = "bold white on red"
 STYLES = {"accepted": "green", "replaced": "yellow", "bonus": "cyan", "plain": ""}
 
 
@@ -188,67 +192,80 @@ def _operands(pair: Pair, text: str) -> list[int] | None:
 
 
 def side_by_side(pair: Pair, columns: list[Column], texts: list[str]) -> None:
-    """The outputs of the first prompts, tokens coloured by where they came from, wrong answers marked."""
+    """The outputs of the first prompts, tokens coloured by where they came from, wrong answers marked: side by side where
+    the terminal is wide enough, else one below the other."""
+    wide = console.width >= NARROWEST * len(columns)
     for i, prompt in enumerate(texts):
-        shown = Table(title=f"{prompt!r}", title_justify="left", show_lines=False)
-        cells = []
-        for column in columns:
-            shown.add_column(column.name, overflow="fold")
-            output = column.texts[i]
-            operands = _operands(pair, prompt)
-            wrong_at = -1
-            if operands is not None and (mistake := clock_sums.first_mistake(operands, output["text"])):
-                wrong_at = mistake[0]
-            cell = Text()
-            for j, (token, source) in enumerate(zip(output["tokens"], output["sources"], strict=True)):
-                style = "bold white on red" if j == wrong_at else STYLES[source]
-                piece = pair.tokenizer.decode([token])
-                cell.append(piece + (" " if pair.arithmetic else ""), style=style)
-            if output["right"] is not None:
-                answer = "✓ right" if output["right"] else f"✗ wrong, it is {sum(operands or []) % clock_sums.MODULUS}"
-                cell.append(f"\n{answer}", style="bold green" if output["right"] else "bold red")
-            cells.append(cell)
-        shown.add_row(*cells)
+        shown = Table(title=repr(prompt), title_justify="left", show_header=wide, show_lines=not wide)
+        cells = [_coloured(pair, column.texts[i], _operands(pair, prompt)) for column in columns]
+        if wide:
+            for column in columns:
+                shown.add_column(column.name, overflow="fold")
+            shown.add_row(*cells)
+        else:
+            for column, cell in zip(columns, cells, strict=True):
+                shown.add_row(column.name, cell)
         console.print(shown)
     if texts:
         legend = [Text(name, style=STYLES[name]) for name in ("accepted", "replaced", "bonus")]
         if pair.arithmetic:
-            legend.append(Text("first mistake", style="bold white on red"))
+            legend.append(Text("first mistake", style=MISTAKE))
         console.print(Text("tokens: ").append(Text(", ").join(legend)))
+
+
+def _coloured(pair: Pair, output: dict[str, Any], operands: list[int] | None) -> Text:
+    mistake = None if operands is None else clock_sums.first_mistake(operands, output["text"])
+    cell = Text()
+    for j, (token, source) in enumerate(zip(output["tokens"], output["sources"], strict=True)):
+        style = MISTAKE if mistake is not None and j == mistake[0] else STYLES[source]
+        cell.append(pair.tokenizer.decode([token]) + (" " if pair.arithmetic else ""), style=style)
+    if operands is not None:
+        right = f"✗ wrong, it is {sum(operands) % clock_sums.MODULUS}"
+        cell.append("\n")
+        cell.append("✓ right" if output["right"] else right, style="bold green" if output["right"] else "bold red")
+    return cell
 
 
 def table(report: dict[str, Any]) -> None:
     """The figures of all columns."""
     settings, count = report["settings"], len(report["prompts"])
-    shown = Table(title=f"{report['pair']}: {count} prompts, {_words(settings)}", title_justify="left")
-    marked = bool(report["marked"])
-    names = ["method", "tokens/s", "speed-up", "block eff.", "acceptance", "TV(π, p)", "max log π/p", "sequence KL"]
-    for name in names + (["right"] if marked else []):
-        shown.add_column(name, justify="left" if name == "method" else "right")
+    title = f"{report['pair']}: {count} prompts, {_words(settings)}"
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    marked = report["marked"]
+    names = ["tokens\n/s", "speed-\nup", "block\neff.", "accep-\ntance", "TV", "over-\nshoot", "seq.\nKL"]
+    shown.add_column("method", no_wrap=True, vertical="bottom")
+    for name in names + (["right %\n\\[95 %]"] if marked else []):
+        shown.add_column(name, justify="right", no_wrap=True)
     for r in report["results"]:
         cells = [
             r["method"],
-            number(r["tokens_per_second"], 1),
-            f"{number(r['speed_up'])} ×",
+            number(r["tokens_per_second"], 0),
+            f"{number(r['speed_up'])}×",
             number(r["block_efficiency"]),
             number(r["acceptance"], 3),
             number(r["tv"], 3),
             number(r["max_log_ratio"], 2),
-            number(r["sequence_kl"], 3),
+            number(r["sequence_kl"], 2),
         ]
         if marked:
-            share = r["right"]
-            half = 1.96 * math.sqrt(share * (1 - share) / report["marked"])
-            cells.append(f"{100 * share:.0f} ± {100 * half:.0f} %")
+            low, high = wilson(round(r["right"] * marked), marked)
+            cells.append(f"{100 * r['right']:.0f} \\[{100 * low:.0f} {100 * high:.0f}]")
         shown.add_row(*cells)
     console.print(shown)
     machine = report["provenance"]["machine"]
     console.print(
         f"speed-up: over the target alone, in this run ({machine['cpu']}, {machine['torch_threads']} threads, "
-        f"{settings['dtype']}, prefill included); TV, log-ratio and KL in nats per emitted token, the largest, and a "
-        "sequence's sum on average",
+        f"{settings['dtype']}, prefill included). Per emitted token: acceptance Σ min(π, q) and TV(π, p), means; overshoot, "
+        "the largest log(π/p); and the sequence-level KL(Π‖P), all in nats.",
         style="dim",
     )
+
+
+def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % Wilson interval of a share, which is honest at 0 and 1 as well."""
+    share = right / of
+    middle, spread = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
+    return (middle - spread) / (1 + z * z / of), (middle + spread) / (1 + z * z / of)
 
 
 def _words(settings: dict[str, Any]) -> str:

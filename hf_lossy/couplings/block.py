@@ -25,7 +25,7 @@ class BlockCoupling(Coupling):
 
     def prefix(self) -> Float[Tensor, "batch drafted_1"]:
         """P_0 … P_G, [B, G + 1], by their closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in
-        double, where products of ratios don't overflow)."""
+        double, for a product of G ratios of single-precision probabilities to stay in range)."""
         ratio = at(self.pi, self.drafted).double().div_(at(self.q, self.drafted))
         products = torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(1)], 1)
         return products.div(products.cummax(1).values).to(self.pi.dtype)

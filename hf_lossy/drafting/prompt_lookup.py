@@ -1,25 +1,25 @@
 from __future__ import annotations
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.generation import PromptLookupCandidateGenerator
 
-from ..scores import PREFIX_FREE
+from ..scores import PREFIX_FREE, Scorer
 from .base import Draft, Proposal
 
 
 class PromptLookupDraft(Draft):
-    """Candidates looked up in the sequence itself: what followed the last occurrence of the same n-gram.
+    """Candidates looked up in the sequence itself: what followed the first occurrence of the same n-gram.
 
     Deterministic given the prefix and without a q, so it is verified by the tree coupling on a chain.
 
     Args:
         num_assistant_tokens: how many tokens to look up.
         max_matching_ngram_size: the longest n-gram to match.
-        processors: those of the run; what they forbid is no candidate, and none of them is asked about a prefix that they
-            would never have let arise.
-        vocabulary: width of the scores that they expect.
+        scorer: the target's. What its processors forbid is no candidate, and none of them is asked about a prefix that
+            they would never have let arise.
         schedule: how γ adapts, see :class:`Draft`.
     """
 
@@ -29,17 +29,17 @@ class PromptLookupDraft(Draft):
         self,
         num_assistant_tokens: int,
         max_matching_ngram_size: int = 2,
-        processors: LogitsProcessorList | None = None,
-        vocabulary: int | None = None,
+        scorer: Scorer | None = None,
         schedule: str = "constant",
     ) -> None:
         super().__init__(num_assistant_tokens, schedule)
-        self.max_matching_ngram_size, self.vocabulary = max_matching_ngram_size, vocabulary
+        self.max_matching_ngram_size, self.scorer = max_matching_ngram_size, scorer
         # warpers forbid by the scores, which a lookup has none of
-        forbidding = [
-            p for p in processors or () if type(p) not in PREFIX_FREE or type(p) is SuppressTokensLogitsProcessor
-        ]
-        self.forbidding = LogitsProcessorList(forbidding) if forbidding else None
+        self.forbidding = LogitsProcessorList(
+            p
+            for p in (scorer.processors if scorer else ())
+            if type(p) not in PREFIX_FREE or type(p) is SuppressTokensLogitsProcessor
+        )
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
         settled = tokens[:, :length]
@@ -49,10 +49,22 @@ class PromptLookupDraft(Draft):
             num_output_tokens=count,
             max_matching_ngram_size=self.max_matching_ngram_size,
             max_length=length + count + 1,
-            logits_processor=self.forbidding,
-            vocab_size=self.vocabulary,
         )
-        return Proposal(lookup.get_candidates(settled)[0][:, length : length + count], None)
+        found = lookup.get_candidates(settled)[0][:, length : length + count]
+        return Proposal(found[:, : self._allowed(settled, found)], None)
+
+    def _allowed(self, prefix: Int[Tensor, "one length"], found: Int[Tensor, "one drafted"]) -> int:
+        """How many of the candidates the processors let pass; one that ends the sequence is the last."""
+        if not self.forbidding or self.scorer is None:
+            return found.shape[1]
+        for i, token in enumerate(found[0].tolist()):
+            scores = self.forbidding(prefix, torch.zeros(1, self.scorer.vocabulary, device=prefix.device))
+            if scores[0, token] == -torch.inf:
+                return i
+            if token in self.scorer.ends:
+                return i + 1
+            prefix = torch.cat([prefix, found[:, i : i + 1]], 1)
+        return found.shape[1]
 
     def complain(self, position: int) -> Exception:
         raise AssertionError(f"prompt lookup has no scores at position {position}")

@@ -26,8 +26,8 @@ class TwoModelDraft(Draft):
         sampled: whether the target is sampled (else the verification is greedy and only needs the softmax).
         needs_probs: leave q out where nothing will read it.
         confidence: stop drafting after a token with q below this; 0 never stops.
-        ends: stop drafting after one of these tokens. Only looked at on a CPU; elsewhere the host would have to wait for
-            the device after every token, and drafting on is cheaper.
+        ends: stop drafting after one of these tokens. Only looked at on a CPU, or for processors that look at the prefix;
+            elsewhere the host would have to wait for the device after every token, and drafting on is cheaper.
     """
 
     has_probs = True
@@ -51,7 +51,7 @@ class TwoModelDraft(Draft):
         super().__init__(num_assistant_tokens, schedule)
         self.model, self.scorer, self.law, self.coins, self.device = model, scorer, law, coins, device
         self.greedy, self.sampled, self.needs_probs, self.confidence = greedy, sampled, needs_probs, confidence
-        self.ends = ends if model.device.type == "cpu" else ()
+        self.ends = ends if model.device.type == "cpu" or not scorer.prefix_free else ()
 
     @property
     def forwards(self) -> int:  # type: ignore[override]

@@ -149,8 +149,8 @@ def prepare(
     sampled, device = bool(config.do_sample), input_ids.device
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
-    target_scorer = Scorer(processors, vocabulary, limit, "target")
     stops = Stops(criteria, config.max_length)
+    target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos)
     draft = make_draft(config, options, law, target_scorer, coins, mask if padded else None, device, stops.eos)
     if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
         raise LossyError(
@@ -242,8 +242,7 @@ def make_draft(
         return PromptLookupDraft(
             options.num_assistant_tokens or lookup,
             config.max_matching_ngram_size or 2,
-            target_scorer.processors,
-            target_scorer.vocabulary,
+            target_scorer,
             options.num_assistant_tokens_schedule or "constant",
         )
     if assistant.config.is_encoder_decoder:
