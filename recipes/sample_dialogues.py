@@ -159,7 +159,10 @@ def main() -> None:
         temporary.replace(path)
         collected += int(answer.sum())
         rate = (collected - start) / (time.time() - began)
-        print(f"{path.name}: {collected} answer tokens, {rate:.0f}/s, {(args.tokens - collected) / rate:.0f} s left", flush=True)
+        print(
+            f"{path.name}: {collected} answer tokens, {rate:.0f}/s, {(args.tokens - collected) / rate:.0f} s left",
+            flush=True,
+        )
         if shard == 0:
             print(tokenizer.decode(ids[0]))
     settings = {k: str(v) for k, v in vars(args).items()}

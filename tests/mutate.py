@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
+SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
+STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,152 @@ BUGS = [
     Bug("truncation: target on the set only", "laws/truncation.py", "addcmul_(p,", "addcmul_(p * allowed,", LAWS),
     Bug("accounting: KL reversed", "accounting.py", "pi * log_ratio", "p * log_ratio", LAWS),
     Bug("accounting: waste without TV(p, q)", "accounting.py", " - tv(p, q)", "", LAWS),
+    # generate() as a whole
+    Bug(
+        "generate: q taken before the warpers",
+        "drafting/two_model.py",
+        "scores = self.scorer.scores(logits, prefix, prefix.shape[1])[:, 0]",
+        "scores = logits[:, 0].float()",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: q in verification is not the q that was sampled from",
+        "drafting/two_model.py",
+        "kept.append(one_hot(token, q) if self.greedy and self.sampled else q)",
+        "kept.append(one_hot(token, q) if self.greedy and self.sampled else (q + q.square()) / (q + q.square()).sum())",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: a greedy draft as if it had been sampled",
+        "drafting/two_model.py",
+        "one_hot(token, q) if self.greedy and self.sampled else q",
+        "q",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: replacement from p",
+        "couplings/token.py",
+        "excess(row_at(self.pi, accepted)",
+        "excess(2 * self.p[:, 0]",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: the draft's temperature ignored",
+        "generation/api.py",
+        "without_temperature(processors, temperature)",
+        "processors",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: bonus from p instead of the law",
+        "generation/loop.py",
+        "induced = run.induced_bonus and (",
+        "induced = False and (",
+        SAMPLING,
+    ),
+    Bug(
+        "generate: bonus from the law instead of p", "generation/api.py", 'options.bonus != "target"', "True", SAMPLING
+    ),
+    Bug(
+        "generate: prefix of the first position for all",
+        "scores.py",
+        "tokens[:, : first + j], scores",
+        "tokens[:, :first], scores",
+        GREEDY,
+    ),
+    Bug(
+        "generate: processors write into each other's scores",
+        "scores.py",
+        "scores[:, j].clone()",
+        "scores[:, 0]",
+        GREEDY,
+    ),
+    Bug(
+        "generate: padding rows keep their mass",
+        "scores.py",
+        "if self.limit < min(rows, self.vocabulary)",
+        "if False",
+        GREEDY,
+    ),
+    Bug(
+        "generate: padding is attended to",
+        "generation/api.py",
+        "attention_mask=mask if padded else None",
+        "attention_mask=None",
+        GREEDY,
+    ),
+    Bug(
+        "generate: nothing is rolled back",
+        "generation/loop.py",
+        "run.target.crop(run.length - 1)",
+        "run.target.crop(run.target.length)",
+        CACHES,
+    ),
+    Bug(
+        "generate: the cache holds the last token",
+        "generation/loop.py",
+        "run.target.crop(run.length - 1)",
+        "run.target.crop(run.length)",
+        CACHES,
+    ),
+    Bug(
+        "generate: sliding windows are not trimmed",
+        "cached_model.py",
+        "surplus > 0 or (self._trims and self.length)",
+        "surplus > 0",
+        CACHES,
+    ),
+    Bug(
+        "generate: stop checked only at block ends",
+        "generation/stops.py",
+        "enumerate(new, start=1):",
+        "[(len(new), new[-1])]:",
+        STOPPING,
+    ),
+    Bug("generate: streamed past the stop", "generation/loop.py", "in new[:emitted]:", "in new:", STOPPING),
+    Bug(
+        "generate: recorded past the stop",
+        "generation/loop.py",
+        "verified.scores, emitted)",
+        "verified.scores, len(new))",
+        STOPPING,
+    ),
+    Bug(
+        "generate: counted past the stop",
+        "generation/loop.py",
+        "accepted = min(kept, emitted)",
+        "accepted = kept",
+        STATISTICS,
+    ),
+    Bug(
+        "generate: num_assistant_tokens ignored",
+        "generation/api.py",
+        "options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH",
+        "DEFAULT_DRAFT_LENGTH",
+        STATISTICS,
+    ),
+    Bug(
+        "generate: acceptance length without the bonus",
+        "generation/statistics.py",
+        "return 1 + _ratio(",
+        "return _ratio(",
+        STATISTICS,
+    ),
+    Bug(
+        "generate: accounting without the bonus token",
+        "generation/loop.py",
+        "figures.append(Accounting(*(x[:, None]",
+        "(Accounting(*(x[:, None]",
+        STATISTICS,
+    ),
+    Bug("generate: broken scores pass", "generation/loop.py", "    if not sound:", "    if False:", ERRORS),
+    Bug(
+        "generate: a broken q at the bonus position passes",
+        "generation/loop.py",
+        "if new[-1] == BROKEN",
+        "if False",
+        ERRORS,
+    ),
 ]
 
 

@@ -311,17 +311,18 @@ def test_the_lossy_laws_above_are_lossy():
 
 
 # transformers#45865, #45979: its ensemble is cos with λ = 1 − w, and the target's bonus
-@pytest.mark.parametrize("weight", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("weight", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_cos_is_transformers_ensemble(weight, gamma):
-    small = copy.deepcopy(draft())
+    """The draft looks at the last token only: 5.15.0 leaves it with a wrong cache after a refusal."""
+    big, small, ids = table(random_rule(8, 0), 8), table(random_rule(8, 1), 8, order=1), PROMPT % 8
     small.generation_config.num_assistant_tokens = gamma
     small.generation_config.num_assistant_tokens_schedule = "constant"
     small.generation_config.assistant_confidence_threshold = 0.0
-    theirs = plain(target(), assistant_model=small, assistant_ensemble_weight=weight)
+    theirs = plain(big, ids, assistant_model=small, assistant_ensemble_weight=weight)
     options = {"verification": hf_lossy.Cos(1 - weight), "bonus": "target", "num_assistant_tokens": gamma}
-    assert torch.equal(lossy(target(), assistant_model=small, **options), theirs)
-    assert torch.equal(theirs, plain(target())) == (weight == 1.0)
+    assert torch.equal(lossy(big, ids, assistant_model=small, **options), theirs)
+    assert not torch.equal(theirs, plain(big, ids))
 
 
 @pytest.mark.parametrize("law", [hf_lossy.Typical(0.1), hf_lossy.SpecCascade(0.3)], ids=str)

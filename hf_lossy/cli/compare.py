@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -230,7 +229,7 @@ def table(report: dict[str, Any]) -> None:
     """The figures of all columns."""
     settings, count = report["settings"], len(report["prompts"])
     title = f"{report['pair']}: {count} prompts, {_words(settings)}"
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     marked = report["marked"]
     names = ["tokens\n/s", "speed-\nup", "block\neff.", "accep-\ntance", "TV", "over-\nshoot", "seq.\nKL"]
     shown.add_column("method", no_wrap=True, vertical="bottom")
