@@ -135,8 +135,8 @@ BUGS = [
     Bug(
         "generate: q taken before the warpers",
         "drafting/two_model.py",
-        "scores = self.scorer.scores(logits, prefix, prefix.shape[1])[:, 0]",
-        "scores = logits[:, 0].float()",
+        "self.scorer.scores(logits, prefix, length + len(drafted))[:, 0]",
+        "logits[:, 0].float()",
         SAMPLING,
     ),
     Bug(

@@ -220,8 +220,12 @@ def test_a_convolution_state_works_or_is_refused(role):
 def test_offloaded_weights():
     """Models on the meta device, whose weights come when they are needed."""
     big, small = (accelerate.cpu_offload(copy.deepcopy(m), torch.device("cpu")) for m in (target(), draft()))
-    ours = lossy(big, assistant_model=small)
-    assert torch.equal(ours, plain(target()))
+    assert torch.equal(lossy(big, assistant_model=small), plain(target()))
+    texts = [
+        lossy(t, assistant_model=d, verification="cos", do_sample=True, generator=torch.Generator().manual_seed(0))
+        for t, d in [(big, small), (target(), draft())]
+    ]
+    assert torch.equal(*texts)
 
 
 def test_a_static_ring_that_is_shorter_than_the_text_is_refused():

@@ -382,6 +382,34 @@ def test_scores_logits_states_and_attentions_are_plain_greedys(drafted, ids):
             torch.testing.assert_close(at_token, expected, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_scores_of_sampled_text_are_the_targets_processed_ones():
+    big = target()
+    out = lossy(
+        big,
+        assistant_model=draft(),
+        verification="lenience",
+        do_sample=True,
+        temperature=0.5,
+        top_k=7,
+        generator=torch.Generator().manual_seed(0),
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+    )
+    logits = big(out.sequences).logits[0, PROMPT.shape[1] - 1 : -1]
+    torch.testing.assert_close(torch.cat(out.logits), logits, rtol=1e-4, atol=1e-4)
+    warped = logits / 0.5
+    warped[warped < warped.topk(7).values[:, -1:]] = -torch.inf
+    torch.testing.assert_close(torch.cat(out.scores), warped, rtol=1e-4, atol=1e-4)
+
+
+def test_a_target_in_double_precision():
+    big = copy.deepcopy(target()).double()
+    assert torch.equal(lossy(big, assistant_model=draft()), plain(big))
+    assert lossy(big, assistant_model=draft(), verification="lenience", do_sample=True).shape == (1, 29)
+
+
 def test_what_was_not_asked_for_is_none():
     out = lossy(target(), assistant_model=draft(), return_dict_in_generate=True)
     assert out.scores is out.logits is out.hidden_states is out.attentions is None

@@ -164,6 +164,8 @@ def test_stop_strings_on_the_model_count_beside_a_given_config():
     call = {"attention_mask": torch.ones_like(PROMPT), "generation_config": config, "tokenizer": CHARS}
     expected = model.generate(PROMPT, **call)
     assert torch.equal(hf_lossy.generate(model, PROMPT, verification="lossless", **right(), **call), expected)
+    del call["generation_config"]  # given by position instead
+    assert torch.equal(hf_lossy.generate(model, PROMPT, config, verification="lossless", **right(), **call), expected)
 
 
 # --- criteria of one's own ---------------------------------------------------------------------------------------------

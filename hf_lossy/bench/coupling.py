@@ -71,6 +71,7 @@ def round_of(law: Law, kind: type[AnyCoupling], case: Case, generator: torch.Gen
         sampled=True,
         induced_bonus=True,
         accounting=False,
+        stops=SimpleNamespace(eos=set()),
     )
     proposal = Proposal(case.drafted, case.q)
     return lambda: couple(cast(Run, run), proposal, case.p).accepted

@@ -68,11 +68,15 @@ class Coupling:
         """Draw the token after the accepted ones. Where the residual has no mass (π = q up to rounding), draw from π."""
         residual = self.residual(accepted)
         empty = residual.sum(-1, keepdim=True) <= 0
-        return sample(residual.where(~empty, row_at(self.pi, accepted)), coins)
+        if empty.device.type != "cpu" or bool(empty.any()):  # looking makes the host wait, except on a CPU
+            residual = residual.where(~empty, row_at(self.pi, accepted))
+        return sample(residual, coins)
 
 
 def row_at(x: Float[Tensor, "batch drafted vocab"], index: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
     """x[b, index[b]] for every row b; an index past the end takes the last position."""
+    if len(index) == 1 and index.device.type == "cpu":  # a view instead of a gather, where reading the index is free
+        return x[:, min(int(index), x.shape[1] - 1)]
     clamped = index.clamp_max(x.shape[1] - 1)
     return x.gather(1, clamped[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
 

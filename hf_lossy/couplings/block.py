@@ -35,8 +35,8 @@ class BlockCoupling(Coupling):
         self._prefix = P = self.prefix()
         spare = (P[:, 1:-1, None] * self.pi[:, 1:]).sub_(self.q[:, 1:]).relu_().sum(-1)  # S_1 … S_{G−1}
         lost = 1 - P[:, 1:-1]
-        # P_i = 1 and π_{i+1} = q_{i+1}: nothing can be refused here, so the prefix is as good as accepted
-        inner = torch.where((spare <= 0) & (lost <= 0), 1.0, spare / (spare + lost))
+        # 0/0, where P_i = 1 and π_{i+1} = q_{i+1}: nothing can be refused, so the prefix is as good as accepted
+        inner = (spare / (spare + lost)).nan_to_num_(1.0)
         return torch.cat([inner, P[:, -1:]], 1)
 
     def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:

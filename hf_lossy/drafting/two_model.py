@@ -62,24 +62,24 @@ class TwoModelDraft(Draft):
         return self.model.seconds
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
-        drafted = tokens.new_empty(tokens.shape[0], count)
-        kept: list[Tensor] = []
-        coins = self.coins(tokens.shape[0], count) if not self.greedy else drafted
+        drafted, kept = list[Tensor](), list[Tensor]()
+        coins = None if self.greedy else self.coins(tokens.shape[0], count).to(self.model.device)
         for i in range(count):
             # [B, V]: the scores or the distribution at position length + i
-            q = self._distribution(self._so_far(tokens, length, drafted[:, :i]))
-            token = q.argmax(-1) if self.greedy else sample(q, coins[:, i].to(q.device))
-            drafted[:, i] = token
+            q = self._distribution(tokens, length, drafted)
+            token = q.argmax(-1) if coins is None else sample(q, coins[:, i])
+            drafted.append(token)
             if self.needs_probs:
                 kept.append(one_hot(token, q) if self.greedy and self.sampled else q)
             unsure = self.confidence and (at(q, token) < self.confidence).all()
             if unsure or (self.ends and all(t in self.ends for t in token.tolist())):
-                drafted = drafted[:, : i + 1]
                 break
-        return Proposal(drafted, torch.stack(kept, 1).to(self.device) if kept else None)
+        if not drafted:
+            return Proposal(tokens[:, length:length], None)
+        return Proposal(torch.stack(drafted, 1).to(self.device), torch.stack(kept, 1).to(self.device) if kept else None)
 
     def next_probs(self, tokens: Int[Tensor, "batch capacity"], length: int) -> Float[Tensor, "batch vocab"]:
-        q = self._distribution(tokens[:, :length])
+        q = self._distribution(tokens, length, [])
         if self.greedy and self.sampled:
             q = one_hot(q.argmax(-1), q)
         return q.to(self.device)
@@ -90,12 +90,16 @@ class TwoModelDraft(Draft):
     def complain(self, position: int) -> Exception:
         return self.scorer.complain(position)
 
-    def _so_far(self, tokens: Tensor, length: int, drafted: Tensor) -> Tensor:
-        return torch.cat([tokens[:, :length], drafted], 1) if drafted.shape[1] else tokens[:, :length]
-
-    def _distribution(self, prefix: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocab"]:
-        logits = self.model(prefix[:, self.model.length :]).logits[:, -1:]
-        scores = self.scorer.scores(logits, prefix, prefix.shape[1])[:, 0]
+    def _distribution(
+        self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
+    ) -> Float[Tensor, "batch vocab"]:
+        """q after the first ``length`` tokens and the drafted ones, of which all but the last are in the cache."""
+        prefix = tokens[:, :length]
+        new = drafted[-1][:, None] if drafted else prefix[:, self.model.length :]
+        if drafted and not self.scorer.prefix_free:
+            prefix = torch.cat([prefix, torch.stack(drafted, 1).to(prefix.device)], 1)
+        logits = self.model(new).logits[:, -1:]
+        scores = self.scorer.scores(logits, prefix, length + len(drafted))[:, 0]
         if not (self.needs_probs or self.confidence) and self.greedy:
             return scores  # only the argmax will be read
         return self.law.shape_draft(scores.softmax(-1))
