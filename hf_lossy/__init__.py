@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import embedded as embedded
     from . import laws as laws
+    from .eagle3 import Eagle3Head as Eagle3Head
     from .errors import LossyError as LossyError
     from .generation import LossyDecoderOnlyOutput as LossyDecoderOnlyOutput
     from .generation import Options as Options
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .laws import law as law
 
 _FROM = {
+    "Eagle3Head": "eagle3",
     "LossyError": "errors",
     **dict.fromkeys(
         [
@@ -42,7 +44,7 @@ _FROM = {
     ),
     **dict.fromkeys(["Law", "law"], "laws"),
 }
-_MODULES = ("accounting", "couplings", "drafting", "embedded", "generation", "laws", "processors")
+_MODULES = ("accounting", "couplings", "drafting", "eagle3", "embedded", "generation", "laws", "processors")
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,8 @@ class CachedModel:
         self.length = 0 if self._recurrent else int(cache.get_seq_length())
         """Tokens in the cache."""
         self._first = True
-        self.device = model.device
+        # offloaded weights are nowhere; their hooks move the inputs, and the outputs back
+        self.device = model.device if model.device.type != "meta" else torch.device("cpu")
         # what transformers' own method adds to the arguments matters for prefills and multimodal inputs only, and costs
         # as much as a small model's layer; a model with a method of its own gets it called every time
         self._simple = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
@@ -59,8 +60,7 @@ class CachedModel:
     def __call__(self, tokens: Int[Tensor, "batch new"], logits: int = 1) -> Any:
         """One forward over tokens [B, n] that continue the cached ones; the model's output, with at least the last
         ``logits`` positions' logits."""
-        if self.device.type != "meta":  # offloaded weights, whose hooks move the inputs
-            tokens = tokens.to(self.device)
+        tokens = tokens.to(self.device)
         end = self.length + tokens.shape[1]
         kwargs: dict[str, Any] = {**self.forward_kwargs, CACHE_NAME: self.cache, "use_cache": True}
         if self.mask is not None:

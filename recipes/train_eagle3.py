@@ -18,7 +18,6 @@ The defaults are the CPU preset for targets around 100M parameters (bfloat16 mat
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pathlib
 import time

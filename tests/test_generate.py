@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,27 @@ def test_a_class_with_a_generate_of_its_own_is_not_cut_off():
             out = call(**SHORT, assistant_model=draft(), verification="lossless")
         assert model.seen
         assert torch.equal(out, plain(target(), max_new_tokens=8))
+
+
+def test_a_model_with_a_generate_of_its_own_is_not_silently_left_out(own):
+    """As transformers gives one that was loaded from a repository with custom_generate."""
+    own.generate = custom = partial(print, "custom")
+    with pytest.raises(LossyError, match=r"generate of its own.*hf_lossy.generate"):
+        hf_lossy.enable(own)
+    hf_lossy.disable(own)
+    assert own.generate is custom
+    assert torch.equal(lossy(own, assistant_model=draft()), plain(target()))
+
+
+def test_a_copy_of_an_enabled_model_is_enabled_by_itself(own):
+    hf_lossy.enable(own)
+    other = copy.deepcopy(own)
+    hf_lossy.disable(own)
+    assert torch.equal(
+        other.generate(**SHORT, assistant_model=draft(), verification="lossless"), plain(own, max_new_tokens=8)
+    )
+    assert other.generate.__self__ is other
+    assert "generate" not in vars(own)
 
 
 def test_importing_has_no_side_effects():

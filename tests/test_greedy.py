@@ -11,14 +11,22 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    GPT2Config,
+    GptOssConfig,
+    LogitsProcessor,
+    Phi3Config,
+)
 
 import hf_lossy
 from hf_lossy import laws
 from hf_lossy.laws import law_class
 
 from . import oracle
-from .models import PROMPT, char_tokenizer, draft, lossy, plain, random_rule, scripted, sibling, table, target
+from .models import PROMPT, SIZES, char_tokenizer, draft, lossy, plain, random_rule, scripted, sibling, table, target
 
 STRICT = [
     hf_lossy.Lossless(),
@@ -113,6 +121,51 @@ def test_a_prefill_in_chunks_changes_nothing(chunk):
     ids = torch.arange(30)[None]
     ours = lossy(target(), ids, assistant_model=draft(), prefill_chunk_size=chunk)
     assert torch.equal(ours, plain(target(), ids))
+
+
+ARCHITECTURES = {
+    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128),
+    "bloom": lambda: BloomConfig(hidden_size=32, n_layer=2, n_head=4),  # no positions at all
+    "phi3": lambda: Phi3Config(num_hidden_layers=2, **SIZES),  # prepares its inputs itself
+    "gpt-oss": lambda: GptOssConfig(
+        num_hidden_layers=2, head_dim=8, sliding_window=8, num_local_experts=4, num_experts_per_tok=2, **SIZES
+    ),
+    "deepseek": lambda: DeepseekV3Config(
+        num_hidden_layers=2,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+        **{**SIZES, "num_key_value_heads": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_for_other_architectures(config, padding):
+    """Whatever a model does about positions, masks and caches; the draft is the target with noise on its weights."""
+    config = config()
+    config.vocab_size, config.initializer_range = 32, 0.25
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, None, 0
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        big = AutoModelForCausalLM.from_config(config).eval()
+        small = copy.deepcopy(big)
+        for parameter in small.parameters():
+            parameter += 0.03 * torch.randn_like(parameter)
+    ids = torch.nn.functional.pad(PROMPT, (padding, 0))
+    options = {"attention_mask": (ids != 0).long(), "max_new_tokens": 20}
+    out = lossy(big, ids, assistant_model=small, return_dict_in_generate=True, **options)
+    assert torch.equal(out.sequences, plain(big, ids, **options))
+    assert 0 < out.verification.accepted < out.verification.drafted
 
 
 # --- padding, positions, precision, vocabularies -----------------------------------------------------------------------

@@ -173,8 +173,8 @@ def test_the_law_does_not_depend_on_a_schedule_or_a_threshold():
 
 
 WARPERS = {
-    "temperature": {"temperature": 0.6},
-    "hot": {"temperature": 2.0},
+    "temperature": {"temperature": 0.4},
+    "hot": {"temperature": 3.0},
     "top_k": {"top_k": 2},
     "top_p": {"top_p": 0.7},
     "min_p": {"min_p": 0.3},  # vLLM#42744, #42802, #31982: skipped in verification

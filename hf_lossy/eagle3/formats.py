@@ -1,7 +1,7 @@
 """Reading EAGLE-3 heads of five producers, and writing this package's format and the speculators one.
 
-What differs, and where it was seen, is in ``docs/eagle3.md``. The order of detection is that of :func:`detect`; every
-choice can be overridden by an argument and read from ``head.config`` afterwards.
+The order of detection is that of :func:`detect`; every choice can be overridden by an argument and read from
+``head.config`` afterwards.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def resolve(
     hidden, joined = tensors["fc.weight"].shape
     if joined % theirs.hidden_size:
         raise LossyError(
-            f"the head's fc.weight takes {joined} numbers, no multiple of the target's width {theirs.hidden_size}: it belongs "
-            "to another target"
+            f"the head's fc.weight takes {joined} numbers, no multiple of the target's width {theirs.hidden_size}: it "
+            "belongs to another target"
         )
     count = joined // theirs.hidden_size
     heads = flat.get("num_attention_heads", theirs.num_attention_heads)
@@ -176,7 +176,8 @@ def resolve(
     taps = [i + counts_outputs for i in ids] if ids else [2, layers // 2, layers - 3]
     if len(taps) != count or len(set(taps)) != count or not all(0 <= t <= layers for t in taps):
         raise LossyError(
-            f"the head's fc.weight joins {count} hidden states but the tapped layers are {taps} of {layers}: pass tap_layers="
+            f"the head's fc.weight joins {count} hidden states but the tapped layers are {taps} of {layers}: "
+            "pass tap_layers="
         )
     return Eagle3Config(
         vocab_size=theirs.vocab_size,
@@ -228,8 +229,8 @@ def draft_map(tensors: dict[str, Tensor], draft_vocab: int, vocab: int, where: s
     ids = torch.arange(draft_vocab) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().numel() != draft_vocab:
         raise LossyError(
-            f"{where}: d2t does not map the draft ids to {draft_vocab} different target ids below {vocab} (it holds offsets: "
-            "target id = draft id + d2t[draft id])"
+            f"{where}: d2t does not map the draft ids to {draft_vocab} different target ids below {vocab} (it holds "
+            "offsets: target id = draft id + d2t[draft id])"
         )
     mask = tensors.get("t2d")
     if mask is not None and not torch.equal(mask.bool().nonzero().squeeze(1), ids.sort().values):

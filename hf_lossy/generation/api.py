@@ -446,6 +446,11 @@ def enable(model: PreTrainedModel | None = None) -> None:
         if model is not None:
             if "generate" not in vars(model):
                 object.__setattr__(model, "generate", _with_verification(_plain_generate(model)).__get__(model))
+            elif not is_enabled(model):
+                raise LossyError(
+                    f"this {type(model).__name__} has a generate of its own (a custom_generate repository's): call "
+                    "hf_lossy.generate(model, ...), or load it without trust_remote_code"
+                )
         elif _original is None:
             _original = GenerationMixin.generate
             GenerationMixin.generate = _with_verification(_original)
@@ -456,7 +461,7 @@ def disable(model: PreTrainedModel | None = None) -> None:
     global _original
     with _lock:
         if model is not None:
-            if hasattr(vars(model).get("generate"), "__wrapped_by_hf_lossy__"):
+            if is_enabled(model):
                 object.__delattr__(model, "generate")
         elif _original is not None:
             GenerationMixin.generate = _original
@@ -465,7 +470,7 @@ def disable(model: PreTrainedModel | None = None) -> None:
 
 def is_enabled(model: PreTrainedModel | None = None) -> bool:
     """Whether ``generate`` is enabled on a model itself, or on the class."""
-    return _original is not None if model is None else "generate" in vars(model)
+    return _original is not None if model is None else hasattr(vars(model).get("generate"), "__wrapped_by_hf_lossy__")
 
 
 @contextmanager
