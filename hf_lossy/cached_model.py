@@ -50,7 +50,8 @@ class CachedModel:
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
         # what transformers' own method adds to the arguments matters for prefills and multimodal inputs only, and costs
         # as much as a small model's layer; a model with a method of its own gets it called every time
-        self._simple = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+        own = getattr(type(model), "prepare_inputs_for_generation", None)
+        self._simple = own is GenerationMixin.prepare_inputs_for_generation
         self._trims = any(cache.is_sliding)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         if hasattr(cache, "activate_past_recording"):

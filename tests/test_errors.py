@@ -131,7 +131,7 @@ def test_an_option_that_does_not_exist():
         ({"use_cache": False}, ["use_cache=False", "rolls a cache back", "leave it on"]),  # hf blog#1146
         ({"cache_implementation": "paged"}, ["cache_implementation='paged'", "continuous batching", "leave it out"]),
         ({"synced_gpus": True}, ["synced_gpus=True", "device_map"]),
-        ({"custom_generate": lambda *a, **k: None}, ["custom_generate", "verification", "one of them"]),
+        ({"custom_generate": print}, ["custom_generate", "verification", "one of them"]),
         ({"assistant_ensemble_weight": 0.5}, ["assistant_ensemble_weight=0.5", "verification='cos'", "1 - weight"]),
         ({"assistant_early_exit": 1, "assistant_model": None}, ["assistant_early_exit=1", "assistant_model"]),
         ({"guidance_scale": 1.5}, ["guidance_scale=1.5", "state", "rolled back"]),

@@ -64,7 +64,12 @@ def agrees(counts, law):
     return chisquare(observed, np.array(wanted) * sum(observed) / sum(wanted)).pvalue > P_VALUE
 
 
-LAWS = [hf_lossy.Lenience(0.3), hf_lossy.Cos(0.6), hf_lossy.SpecCascade(0.7, "target"), hf_lossy.Typical(0.02, fallback="target")]
+LAWS = [
+    hf_lossy.Lenience(0.3),
+    hf_lossy.Cos(0.6),
+    hf_lossy.SpecCascade(0.7, "target"),
+    hf_lossy.Typical(0.02, fallback="target"),
+]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

@@ -250,6 +250,11 @@ def make_draft(
             f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
         )
     sampled, temperature = bool(config.do_sample), options.draft_temperature
+    if temperature and not sampled:
+        raise LossyError(
+            f"draft_temperature={temperature!r} has no meaning with do_sample=False, where the draft is greedy: leave it out, "
+            "or sample"
+        )
     processors = target_scorer.processors
     if temperature is not None and sampled:
         processors = without_temperature(processors, temperature)

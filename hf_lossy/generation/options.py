@@ -111,7 +111,8 @@ class Options:
             raise LossyError(
                 f"verification_stats must be a hf_lossy.VerificationStats, got {type(self.verification_stats).__name__}"
             )
-        if self.assistant_model is not None and not isinstance(self.assistant_model, PreTrainedModel):
+        # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
+        if self.assistant_model is not None and not hasattr(self.assistant_model, "prepare_inputs_for_generation"):
             raise LossyError(
                 f"assistant_model must be a loaded model, got {type(self.assistant_model).__name__}: load it with "
                 "AutoModelForCausalLM.from_pretrained first"
