@@ -25,11 +25,11 @@ run: $(VENV)/.installed-base ## set up, then compare the laws on the embedded mo
 	$(BIN)/hf-lossy compare $(ARGS)
 
 test: $(VENV)/.installed-test ## set up, then run the tests, without the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical $(ARGS)
 
 test-oldest: $(VENV)/.installed-test $(OLDEST)/.installed ## the same tests against the oldest supported transformers
 	@$(OLDEST_PYTHON) -c 'import transformers as t; assert t.__version__ == "$(OLDEST_TRANSFORMERS)", f"{t.__version__} from {t.__file__}"; print("transformers", t.__version__)'
-	$(OLDEST_PYTHON) -m pytest $(ARGS)
+	$(OLDEST_PYTHON) -m pytest -n logical $(ARGS)
 
 slow: $(VENV)/.installed-test ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

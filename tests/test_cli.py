@@ -108,11 +108,16 @@ def test_compare_writes_whole_files_or_none(tmp_path, run):
 
 
 def test_interrupted_compare_leaves_nothing(tmp_path):
-    command = [sys.executable, "-c", "from hf_lossy.cli import main; main()", "compare", "--prompts", "500"]
+    code = "import hf_lossy.cli as c; print('ready', flush=True); c.main()"
     process = subprocess.Popen(
-        [*command, "--json", str(tmp_path / "out.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "compare", "--prompts", "900", "--json", str(tmp_path / "out.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    time.sleep(8)  # well into the run, which takes minutes
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(5)  # somewhere in a run that takes minutes
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

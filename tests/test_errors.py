@@ -145,6 +145,7 @@ def test_an_option_that_does_not_exist():
         ),
         ({**LOOKUP, "verification": "cos"}, ["'cos'", "a draft model", "lossless, min_p, eta"]),  # vLLM#40149
         ({**LOOKUP, "draft_temperature": 0.5}, ["draft_temperature=0.5", "prompt lookup"]),
+        ({"draft_temperature": 0.5, "do_sample": False}, ["draft_temperature=0.5", "do_sample=False", "sample"]),
         ({**LOOKUP, "assistant_confidence_threshold": 0.5}, ["assistant_confidence_threshold=0.5", "prompt lookup"]),
         ({"stop_strings": "a"}, ["stop_strings='a'", "tokenizer"]),
         ({"input_ids": None, "ids": TWO}, ["batch of 2", "once for each prompt"]),

@@ -5,6 +5,7 @@ Shapes: B rows ("batch"), G drafted tokens a row ("drafted"), V tokens in the vo
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 from jaxtyping import Float, Int
@@ -48,8 +49,11 @@ class Coupling:
             )
         self.law, self.p, self.drafted = law, p, drafted
         self.q = p if q is None else q  # not read where there is none
-        self.pi = law.induced(p, self.q)
-        """What the law emits at each drafted position, [B, G, V]."""
+
+    @cached_property
+    def pi(self) -> Float[Tensor, "batch drafted vocab"]:
+        """What the law emits at each drafted position, computed when it is first read."""
+        return self.law.induced(self.p, self.q)
 
     @classmethod
     def supports(cls, law: Law) -> bool:
