@@ -86,7 +86,6 @@ def refused(message_has, model=None, ids=PROMPT, error=LossyError, **kwargs):
             ["verification", "verification_config", "'draft_weight'", "leave one"],
         ),
         ({"verification": None, "verification_config": {"lenience": 0.4}}, ["verification_config", "name the law"]),
-        ({"verification": None}, ["verification", "for example"]),
         ({"coupling": "blok"}, ["coupling", "'blok'", "'block', 'reference', 'token'", "mean 'block'"]),
         ({"coupling": "tree"}, ["coupling", "'tree'", "'block', 'reference', 'token'"]),
         (

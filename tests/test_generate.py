@@ -10,6 +10,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, pipeline
@@ -524,3 +525,46 @@ def test_a_collector_adds_up_calls():
     assert stats.rounds == [r for out in outs for r in out.verification.rounds]
     assert stats.target_forwards == sum(out.verification.target_forwards for out in outs)
     assert stats.draft_forwards == sum(out.verification.draft_forwards for out in outs)
+
+
+def test_verification_none_is_plain_generation_whatever_is_stored(own):
+    """Also inside transformers' own assisted decoding, which hands the target's settings to the draft's generate."""
+    small = copy.deepcopy(draft())
+    hf_lossy.configure(own, verification="lenience")
+    hf_lossy.configure(small, verification="cos")
+    settings = {"assistant_model": small, "do_sample": False, "max_new_tokens": 12, "verification": None}
+    expected = plain(target(), do_sample=False, max_new_tokens=12)
+    assert torch.equal(hf_lossy.generate(own, PROMPT, **settings), expected)
+    with hf_lossy.enabled():
+        assert torch.equal(own.generate(PROMPT, **settings), expected)
+
+
+def test_a_positional_generation_config_is_seen():
+    config = GenerationConfig(do_sample=False, max_new_tokens=6, return_dict_in_generate=True)
+    config.verification = "cos"
+    with hf_lossy.enabled():
+        out = target().generate(PROMPT, config, assistant_model=draft())
+    assert out.verification.settings["law"]["method"] == "cos"
+
+
+def test_parameters_of_a_call_go_over_the_stored_ones(own):
+    hf_lossy.configure(own, verification="capped_ensemble", verification_config={"draft_weight": 0.3, "lenience": 0.6})
+    given = {"verification_config": {"lenience": 0.9}, "return_dict_in_generate": True, "max_new_tokens": 3}
+    out = hf_lossy.generate(own, PROMPT, assistant_model=draft(), **given)
+    assert out.verification.settings["law"] == {"method": "capped_ensemble", "draft_weight": 0.3, "lenience": 0.9}
+
+
+def test_configure_checks_what_will_be_stored_and_none_removes(own):
+    hf_lossy.configure(own, verification="speccascade", coupling="reference", num_assistant_tokens=3)
+    with pytest.raises(LossyError, match="coupling='reference' does not exist for lenience"):
+        hf_lossy.configure(own, verification="lenience")
+    hf_lossy.configure(own, coupling=None, num_assistant_tokens=None)
+    hf_lossy.configure(own, verification="lenience", verification_config={"lenience": np.float32(0.25)})
+    assert own.generation_config.verification_config == {"lenience": 0.25}
+    assert getattr(own.generation_config, "coupling", None) is None
+    assert own.generation_config.num_assistant_tokens is None
+
+
+def test_options_without_a_law_are_told():
+    with hf_lossy.enabled(), pytest.raises(LossyError, match="coupling='token' was given without verification"):
+        target().generate(PROMPT, coupling="token", max_new_tokens=2)

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
 from . import options as _options
 from .loop import Run, decode
-from .options import DEFAULT_DRAFT_LENGTH, STATEFUL, UNSUPPORTED, Options, from_config
+from .options import DEFAULT_DRAFT_LENGTH, STATEFUL, UNSUPPORTED, Options, at_least_one, from_config
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import VerificationStats
 from .stops import Stops
@@ -115,7 +116,8 @@ def prepare(
 ) -> Run:
     """Check that the call can be done as asked, and set up a run. Raises LossyError where something does not fit."""
     if options.verification is None:
-        raise LossyError("no verification was given: name a law, for example verification='lenience'")
+        beside = f" beside verification_config={options.verification_config!r}" if options.verification_config else ""
+        raise LossyError(f"no verification was given{beside}: name a law, for example verification='lenience'")
     law = options.law()
     check_supported(model, input_ids, config)
     check_processors(processors)
@@ -136,6 +138,8 @@ def prepare(
         **forward_kwargs,
     )
     prompt = input_ids.shape[1]
+    if prompt == 0:
+        raise LossyError("the prompt is empty: give at least one token, for example the tokenizer's bos_token")
     if target.length >= prompt:
         raise LossyError(
             f"the cache already holds {target.length} tokens but only {prompt} input_ids were given: pass the whole "
@@ -146,10 +150,15 @@ def prepare(
     if options.assistant_model is not None:
         draft_rows = options.assistant_model.config.get_text_config(decoder=True).vocab_size
         limit = shared_limit(vocabulary, draft_rows, options.tokenizer, options.assistant_tokenizer)
+        if int(input_ids.max()) >= draft_rows:
+            raise LossyError(
+                f"the prompt holds token {int(input_ids.max())}, and the draft knows only {draft_rows}: use a draft of the "
+                "same model family"
+            )
     sampled, device = bool(config.do_sample), input_ids.device
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
-    stops = Stops(criteria, config.max_length)
+    stops = Stops(criteria, int(config.max_length))
     target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos)
     draft = make_draft(config, options, law, target_scorer, coins, mask if padded else None, device, stops.eos)
     if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
@@ -225,11 +234,14 @@ def make_draft(
     """The draft that the options ask for."""
     gamma = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
     lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
+    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+        if getattr(config, name, None) is not None:
+            at_least_one(name, getattr(config, name))
     if (lookup is None) == (assistant is None):
-        state = "both" if lookup else "neither"
+        state = "both" if lookup is not None else "neither"
         raise LossyError(
             f"verification={law.name!r} needs one draft, got {state} of assistant_model and prompt_lookup_num_tokens: give "
-            "one, or verification=None for plain generation"
+            "one (through decoder(), bind the assistant there), or verification=None for plain generation"
         )
     if assistant is None:
         assert lookup is not None
@@ -252,8 +264,8 @@ def make_draft(
     sampled, temperature = bool(config.do_sample), options.draft_temperature
     if temperature and not sampled:
         raise LossyError(
-            f"draft_temperature={temperature!r} has no meaning with do_sample=False, where the draft is greedy: leave it out, "
-            "or sample"
+            f"draft_temperature={temperature!r} has no meaning with do_sample=False, where the draft is greedy: leave it "
+            "out, or sample"
         )
     processors = target_scorer.processors
     if temperature is not None and sampled:
@@ -294,7 +306,7 @@ def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: Ge
         )
     for name, why in UNSUPPORTED.items():
         value = getattr(config, name, None)
-        if value is not None and value is not False:
+        if value is not None and value is not False and (name, value) != ("guidance_scale", 1):
             raise LossyError(f"{name}={value!r} can't be combined with verification: {why}")
 
 
@@ -364,7 +376,13 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     Raises:
         LossyError: something that can't be done as asked; the message says what, and what to do instead.
     """
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise LossyError(f"model must be a loaded causal language model, got {model!r}")
     given = {name: kwargs.pop(name) for name in _options.NAMES if name in kwargs}
+    if "verification" in given and given["verification"] is None:
+        _without_verification(given)
+        plain = {name: value for name, value in given.items() if name in _options.SHARED}
+        return _undisturbed(_plain_generate(model), model, *args, **plain, **kwargs)
     own = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
 
     def setting(name: str) -> Any:
@@ -415,6 +433,7 @@ def _checked(given: dict[str, Any]) -> Options:
 # --- the method form ---------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
+_inside: ContextVar[bool] = ContextVar("inside transformers' own generate", default=False)
 _original: Callable[..., Any] | None = None
 
 
@@ -424,17 +443,37 @@ def _plain_generate(model: PreTrainedModel) -> Callable[..., Any]:
     return getattr(function, "__wrapped_by_hf_lossy__", function)
 
 
+def _without_verification(given: dict[str, Any]) -> None:
+    """An error for options that mean nothing without a law."""
+    for name, value in given.items():
+        if name in _options.NAMES and name not in _options.SHARED and value is not None:
+            raise LossyError(
+                f"{name}={value!r} was given without verification: name the law as well, for example "
+                "verification='lenience'"
+            )
+
+
+def _undisturbed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Transformers' ``generate``, in which the calls of its own draft are transformers' too."""
+    before = _inside.set(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _inside.reset(before)
+
+
 def _with_verification(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate_(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(kwargs.get("custom_generate"), Decoder | str):
-            return original(self, *args, **kwargs)  # that loop takes what is ours itself
-        configs = (kwargs.get("generation_config"), self.generation_config)
+        if _inside.get() or isinstance(kwargs.get("custom_generate"), Decoder | str):
+            return original(self, *args, **kwargs)  # a draft's own call, or a loop that takes what is ours itself
+        configs = (kwargs.get("generation_config", args[1] if len(args) > 1 else None), self.generation_config)
         stored = next((v for v in (getattr(c, "verification", None) for c in configs) if v is not None), None)
         if kwargs.get("verification", stored) is not None:
             return generate(self, *args, **kwargs)
         kwargs.pop("verification", None)
-        return original(self, *args, **kwargs)
+        _without_verification(kwargs)
+        return _undisturbed(original, self, *args, **kwargs)
 
     generate_.__wrapped_by_hf_lossy__ = original  # type: ignore[attr-defined]
     return generate_

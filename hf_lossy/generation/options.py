@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from ..compat import keep_unknown_fields, stored
 from ..couplings import coupling, couplings
@@ -81,13 +84,10 @@ class Options:
     stop_strings: str | list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.verification is None and self.verification_config:
+        if self.verification_config is not None and not isinstance(self.verification_config, dict):
             raise LossyError(
-                f"verification_config={self.verification_config!r} was given without verification: name the law as well, "
-                "for example verification='lenience'"
+                f"verification_config must be a dict of the law's parameters, got {self.verification_config!r}"
             )
-        if self.verification is not None:
-            self.law()
         for name, allowed in (
             ("coupling", [c for c in couplings() if c != "tree"]),
             ("bonus", ["induced", "target"]),
@@ -97,26 +97,31 @@ class Options:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise unknown(name, value, allowed)
-        if self.num_assistant_tokens is not None and (
-            not isinstance(self.num_assistant_tokens, int) or self.num_assistant_tokens < 1
-        ):
-            raise LossyError(
-                f"num_assistant_tokens must be a whole number of at least 1, got {self.num_assistant_tokens!r}"
-            )
+        if self.num_assistant_tokens is not None:
+            self.num_assistant_tokens = at_least_one("num_assistant_tokens", self.num_assistant_tokens)
         for name, high in (("draft_temperature", float("inf")), ("assistant_confidence_threshold", 1.0)):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value <= high):
+            sound = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= high
+            if value is not None and not (sound and math.isfinite(value)):
                 raise LossyError(f"{name} must be {'at least 0' if high > 1 else 'in [0, 1]'}, got {value!r}")
-        if self.verification_stats is not None and not isinstance(self.verification_stats, VerificationStats):
-            raise LossyError(
-                f"verification_stats must be a hf_lossy.VerificationStats, got {type(self.verification_stats).__name__}"
-            )
+        for name, kind in (
+            ("verification_stats", VerificationStats),
+            ("generator", torch.Generator),
+            ("accounting", bool),
+            ("streamer", BaseStreamer),
+        ):
+            value = getattr(self, name)
+            duck = name == "streamer" and hasattr(value, "put") and hasattr(value, "end")
+            if value is not None and not isinstance(value, kind) and not duck:
+                raise LossyError(f"{name} must be a {kind.__name__}, got the {type(value).__name__} {value!r}")
         # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
         if self.assistant_model is not None and not hasattr(self.assistant_model, "prepare_inputs_for_generation"):
             raise LossyError(
                 f"assistant_model must be a loaded model, got {type(self.assistant_model).__name__}: load it with "
                 "AutoModelForCausalLM.from_pretrained first"
             )
+        if self.verification is not None:
+            self.law()
 
     def law(self) -> Law:
         """The law, made and checked."""
@@ -133,14 +138,24 @@ class Options:
         """These options, with what is not given taken from the first source that has it (a law with its parameters)."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for source in sources:
-            if values["verification"] is None:
+            if values["verification"] is None and source.verification is not None:
+                own = values["verification_config"]
                 values["verification"] = source.verification
+                values["verification_config"] = source.verification_config
+                if own is not None:  # parameters of this call, over the stored ones
+                    values["verification_config"] = {**(source.verification_config or {}), **own}
+            elif values["verification"] is None and values["verification_config"] is None:
                 values["verification_config"] = source.verification_config
             missing = [name for name, value in values.items() if value is None and name != "verification_config"]
             values |= {name: getattr(source, name) for name in missing}
-        if values["verification"] is not None and isinstance(values["verification"], Law):
-            values["verification_config"] = None
         return Options(**values)
+
+
+def at_least_one(name: str, value: Any) -> int:
+    """A whole number of at least 1, or an error that names it."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise LossyError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Options))
@@ -157,6 +172,17 @@ STORED = (
     "accounting",
 )
 """The options that a ``generation_config`` can carry."""
+SHARED = (
+    "assistant_model",
+    "streamer",
+    "tokenizer",
+    "assistant_tokenizer",
+    "stop_strings",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+"""The options that transformers' ``generate`` has as well."""
 
 
 def from_config(config: GenerationConfig | None, prepared: bool = False) -> Options:
@@ -172,7 +198,7 @@ def configure(model: PreTrainedModel, **options: Any) -> None:
         model: the target.
         **options: any of ``verification``, ``verification_config``, ``coupling``, ``bonus``, ``draft_probs``,
             ``draft_temperature``, ``num_assistant_tokens``, ``num_assistant_tokens_schedule``,
-            ``assistant_confidence_threshold``, ``accounting``. ``verification=None`` removes what was stored.
+            ``assistant_confidence_threshold``, ``accounting``; None removes what was stored under a name.
 
     Raises:
         LossyError: an option that is unknown, can't be stored, or has a wrong value.
@@ -180,16 +206,18 @@ def configure(model: PreTrainedModel, **options: Any) -> None:
     for name in options:
         if name not in STORED:
             raise unknown("option to store", name, STORED)
-    checked = Options(**options)
     config = model.generation_config
+    merged = {name: getattr(config, name, None) for name in STORED}
     if "verification" in options:
-        for name in ("verification", "verification_config"):
-            if hasattr(config, name):
-                delattr(config, name)
+        merged["verification_config"] = None  # the parameters of another law
+    merged |= options
+    checked = Options(**merged)
     if checked.verification is not None:
         law = checked.law().to_dict()
-        options["verification"], options["verification_config"] = law.pop("method"), law
-    for name, value in options.items():
+        merged |= {"verification": law.pop("method"), "verification_config": law}
+    for name, value in merged.items():
         if value is not None:
             setattr(config, name, value)
+        elif hasattr(config, name):
+            setattr(config, name, None) if name in SHARED else delattr(config, name)
     keep_unknown_fields(config)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..compat import CACHE_NAME
+from ..errors import LossyError
 from .statistics import VerificationStats
 
 
@@ -53,6 +54,10 @@ class Recorder:
             width = outputs.hidden_states[0].shape[1]
             for rows in _rows_of_tokens(width, scores.shape[1], count):
                 self.hidden_states.append(tuple(h[:, rows] for h in outputs.hidden_states))
+        if self.attentions is not None and not outputs.attentions:
+            raise LossyError(
+                "output_attentions=True needs attention that gives its weights: attn_implementation='eager'"
+            )
         if self.attentions is not None:
             width = outputs.attentions[0].shape[-2]
             for rows in _rows_of_tokens(width, scores.shape[1], count):

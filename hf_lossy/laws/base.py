@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
@@ -77,6 +78,8 @@ class Law:
             value = getattr(self, spec.name)
             if value is not None or not spec.metadata["derive"]:
                 self._check(spec, value)
+            if isinstance(value, numbers.Real) and not isinstance(value, int | float):
+                object.__setattr__(self, spec.name, float(value))  # a numpy number, which JSON can't store
         for spec in dataclasses.fields(self):
             if getattr(self, spec.name) is None:
                 object.__setattr__(self, spec.name, spec.metadata["derive"](self))
@@ -88,7 +91,7 @@ class Law:
         elif isinstance(spec.default, bool):
             ok = isinstance(value, bool)
         else:
-            ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
             ok = ok and (m["low"] < value if m["open_low"] else m["low"] <= value)
             ok = ok and (value < m["high"] if m["open_high"] else value <= m["high"])
         if not ok:
