@@ -14,7 +14,6 @@ from ..laws import law_class, listed
 from ..laws.base import allowed_values
 from .common import console
 
-
 WIDE = 140
 """Terminal columns that the table needs."""
 
