@@ -139,18 +139,15 @@ def main() -> None:
     else:
         model, tokenizer = load_model(args.target, args.dtype)
     args.out.mkdir(parents=True, exist_ok=True)
-    collected, began = 0, time.time()
+    collected, start, began = 0, 0, time.time()
     for shard in range(1_000_000):
         path = args.out / f"shard-{shard:04d}.npz"
         if path.exists():
             collected += int(np.load(path)["answer"].sum())
-            began = time.time()
-            start = collected
+            began, start = time.time(), collected
             continue
         if collected >= args.tokens:
             break
-        if shard == 0 or "start" not in locals():
-            start = collected
         rng = random.Random(f"{args.seed}-{shard}")
         torch.manual_seed(rng.getrandbits(31))
         ids, answer = dialogues(model, tokenizer, args.rows, args.length, rng)

@@ -113,7 +113,8 @@ def batch(preset: Preset, rng: random.Random) -> tuple[torch.Tensor, torch.Tenso
 @torch.inference_mode()
 def accuracy(model: LlamaForCausalLM, temperature: float, count: int = 2000, seed: int = 12345) -> dict[str, float]:
     """Share of right answers on `count` problems that training has not seen in this order, with the 95 % half-width."""
-    tokenizer, torch_seed = make_tokenizer(), torch.manual_seed(seed)
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer()
     sums = clock_sums.problems(count, seed)
     right = 0
     for start in range(0, count, 500):
@@ -125,7 +126,6 @@ def accuracy(model: LlamaForCausalLM, temperature: float, count: int = 2000, see
         texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :])
         right += sum(clock_sums.is_correct(s, t) for s, t in zip(part, texts, strict=True))
     share = right / count
-    del torch_seed
     return {"accuracy": share, "half_width_95": 1.96 * math.sqrt(share * (1 - share) / count), "problems": count}
 
 

@@ -157,11 +157,6 @@ class Eagle3Head(PreTrainedModel):
         """The target's token id of each draft id; ``d2t`` holds offsets: target id = draft id + d2t[draft id]."""
         return torch.arange(self.config.draft_vocab_size, device=self.d2t.device) + self.d2t
 
-    def over_target(self, draft: Float[Tensor, "*batch draft_vocab"], fill: float) -> Float[Tensor, "*batch vocab"]:
-        """Scores or probabilities over the draft vocabulary laid out over the target's, ``fill`` elsewhere."""
-        wide = draft.new_full((*draft.shape[:-1], self.config.vocab_size), fill)
-        return wide.index_copy_(-1, self.draft_to_target, draft)
-
     # --- the head ------------------------------------------------------------------------------------------------
 
     def borrow_embedding(self, target: PreTrainedModel) -> None:
