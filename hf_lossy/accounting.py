@@ -19,7 +19,8 @@ class Accounting(NamedTuple):
         kl: Σ π log(π/p) in nats; summed over a sequence an unbiased estimate of the sequence-level KL(Π‖P), since the
             emitted tokens follow π exactly.
         max_log_ratio: max over {π > 0} of log(π/p) in nats, the overshoot.
-        acceptance: Σ min(π, q), the expected acceptance; NaN where there is no q.
+        acceptance: the expected acceptance: Σ min(π, q) where the candidate was sampled from q, π(candidates) where the
+            candidates are a function of the prefix; NaN where there is neither.
         wasted_distortion: TV(p, π) + TV(π, q) − TV(p, q) ≥ 0, distortion that buys no acceptance; NaN where there is
             no q.
 
@@ -37,15 +38,18 @@ def account(
     p: Float[Tensor, "*batch vocab"],
     q: Float[Tensor, "*batch vocab"] | None,
     pi: Float[Tensor, "*batch vocab"],
+    acceptance: Float[Tensor, "*batch"] | None = None,
 ) -> Accounting:
-    """The figures of :class:`Accounting`, one a row."""
+    """The figures of :class:`Accounting`, one a row; ``acceptance`` is given where the candidates were not sampled."""
     distortion = tv(pi, p)
     # where π = 0 there is nothing to overshoot; where p = 0 < π the ratio is infinite
     log_ratio = torch.where(pi > 0, pi.log() - p.log(), -torch.inf)
     kl = torch.where(pi > 0, pi * log_ratio, 0.0).sum(-1)
     if q is None:
         unknown = torch.full_like(distortion, torch.nan)
-        return Accounting(distortion, kl, log_ratio.amax(-1), unknown, unknown)
-    acceptance = torch.minimum(pi, q).sum(-1)
+        acceptance = unknown if acceptance is None else acceptance
+        return Accounting(distortion, kl, log_ratio.amax(-1), acceptance, unknown)
+    if acceptance is None:
+        acceptance = torch.minimum(pi, q).sum(-1)
     waste = (distortion + tv(pi, q) - tv(p, q)).clamp_min_(0)
     return Accounting(distortion, kl, log_ratio.amax(-1), acceptance, waste)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .compat import CACHE_NAME, crop, is_croppable
+from .compat import CACHE_NAME, crop, free_slots, is_croppable, move
 from .errors import LossyError
+from .tapping import Taps
+from .tree_mask import check_takes_trees, tree_masks
 
 
 class CachedModel:
@@ -25,6 +28,7 @@ class CachedModel:
         role: ``"target"`` or ``"draft"``, for messages.
         attention_mask: [B, L] of the prompt where it has padding, else None.
         position_ids: [B, L] of the prompt where they are not just counted from 0, else None.
+        taps: hidden states to keep of the cached tokens, as transformers' ``hidden_states`` indices; see :meth:`tapped`.
         forward_kwargs: passed to every forward.
     """
 
@@ -36,6 +40,7 @@ class CachedModel:
         *,
         attention_mask: Int[Tensor, "batch prompt"] | None = None,
         position_ids: Int[Tensor, "batch prompt"] | None = None,
+        taps: Sequence[int] = (),
         **forward_kwargs: Any,
     ) -> None:
         self.model, self.cache, self.role = model, cache, role
@@ -45,6 +50,8 @@ class CachedModel:
         self._recurrent = bool(cache.layers) and all(cache.is_linear)
         self.length = 0 if self._recurrent else int(cache.get_seq_length())
         """Tokens in the cache."""
+        self._taps = Taps(model, taps, self.length) if taps else None
+        self._root = 0
         self._first = True
         # offloaded weights are nowhere; their hooks move the inputs, and the outputs back
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
@@ -58,9 +65,16 @@ class CachedModel:
             cache.activate_past_recording()
         self._check_croppable()
 
-    def __call__(self, tokens: Int[Tensor, "batch new"], logits: int = 1) -> Any:
-        """One forward over tokens [B, n] that continue the cached ones; the model's output, with at least the last
-        ``logits`` positions' logits."""
+    def __call__(
+        self, tokens: Int[Tensor, "batch new"], logits: int = 1, seen: Bool[Tensor, "nodes nodes"] | None = None
+    ) -> Any:
+        """One forward over tokens that continue the cached ones; the model's output.
+
+        Args:
+            tokens: [B, n].
+            logits: how many positions' logits are needed at least, the last ones.
+            seen: where the last tokens are the nodes of a tree, which of them (columns) each of them (rows) sees.
+        """
         tokens = tokens.to(self.device)
         end = self.length + tokens.shape[1]
         kwargs: dict[str, Any] = {**self.forward_kwargs, CACHE_NAME: self.cache, "use_cache": True}
@@ -70,25 +84,68 @@ class CachedModel:
             kwargs["position_ids"] = _extended(self.positions, end, count=True)[:, self.length :]
         if self._keeps_logits:
             kwargs["logits_to_keep"] = logits
-        if self._first or not self._simple:
+        if seen is not None:
+            kwargs |= self._tree(seen, tokens.shape[1])
+            kwargs["input_ids"] = tokens
+        elif self._first or not self._simple:
             kwargs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=self._first, **kwargs)
         else:
             kwargs["input_ids"] = tokens
         began = time.perf_counter()
-        outputs = self.model(**kwargs, return_dict=True)
+        if self._taps is None:
+            outputs = self.model(**kwargs, return_dict=True)
+        else:
+            with self._taps:
+                outputs = self.model(**kwargs, return_dict=True)
         self.seconds += time.perf_counter() - began
         self.length, self.forwards = end, self.forwards + 1
+        self._root = end - (1 if seen is None else len(seen))
         if self._first:
             self._first = False
             self._check_croppable()
         return outputs
 
-    def crop(self, length: int) -> None:
-        """Roll the cache back to its first ``length`` tokens. (Removing none still trims a sliding window.)"""
+    def crop(self, length: int, path: Sequence[int] = ()) -> None:
+        """Roll the cache back to its first ``length`` tokens. (Removing none still trims a sliding window.)
+
+        Args:
+            length: how many tokens stay.
+            path: where the last forward held a tree, the nodes whose tokens are settled, the root first; those that stay
+                are moved up to follow one another.
+        """
+        path = path[: max(0, length - self._root)]
+        if any(node != i for i, node in enumerate(path)):
+            move(self.cache, self.length, [self._root + node for node in path], self._root)
+            if self._taps is not None:
+                self._taps.move([self._root + node for node in path], self._root)
+        if self._taps is not None:
+            self._taps.crop(length)
         surplus = self.length - length
         if surplus > 0 or (self._trims and self.length):
             crop(self.cache, surplus)
         self.length = length
+
+    @property
+    def room(self) -> int | None:
+        """How many more tokens fit into the cache; None where it grows."""
+        return free_slots(self.cache, self.length)
+
+    def tapped(self, start: int, end: int) -> Float[Tensor, "batch rows joined"]:
+        """The tapped hidden states of the tokens from ``start`` to ``end``, joined; those before ``start`` are forgotten."""
+        assert self._taps is not None
+        return self._taps.take(start, end)
+
+    def _tree(self, seen: Bool[Tensor, "nodes nodes"], new: int) -> dict[str, Any]:
+        """Masks and positions of a forward whose last tokens are the nodes of a tree."""
+        check_takes_trees(self.model, self.cache, self.role)
+        before = new - len(seen)
+        places = torch.arange(self.length, self.length + new)
+        places[before:] = self.length + before + seen.sum(1) - 1
+        end = int(places.max()) + 1
+        positions = torch.arange(end)[None] if self.positions is None else _extended(self.positions, end, count=True)
+        padding = None if self.mask is None else _extended(self.mask, self.length + new, count=False)
+        masks = tree_masks(self.model, self.cache, self.length, places, seen, padding)
+        return {"attention_mask": masks, "position_ids": positions.to(self.device)[:, places.to(positions.device)]}
 
     def release(self) -> None:
         """Give the cache back to the caller: its layers need not record what a rollback would need any more."""

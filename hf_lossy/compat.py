@@ -1,9 +1,10 @@
 """The differences between transformers 5.15 and the newest, in one place. Seen in 5.15.0 and 5.24.0.
 
-Public names everywhere else; what had to be known about the versions, and the two private ones, stand here:
+Public names everywhere else; what had to be known about the versions, and the private ones, stand here:
 
 - the forward argument and output field of the cache: ``past_key_values`` until 5.22, ``cache`` from 5.23;
 - ``Cache.is_croppable``: from 5.16 or later; before, the layer classes tell;
+- ``config._attn_implementation``: what everybody reads, though its name says private;
 - ``GenerationConfig._from_model_config``: while it is true, fields that transformers does not know are dropped on loading;
 - the defaults that ``generate`` fills in for assisted decoding, which cannot be told from a user's values afterwards.
 """
@@ -11,10 +12,17 @@ Public names everywhere else; what had to be known about the versions, and the t
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 CACHE_NAME = (
     "cache"
@@ -92,3 +100,37 @@ def crop(cache: Cache, surplus: int) -> None:
             layer.crop(-surplus)
         else:
             layer.cumulative_length.sub_(surplus)
+
+
+def is_movable(cache: Cache) -> bool:
+    """Whether :func:`move` knows how the layers hold their tokens. Exact classes: others keep more than keys and values."""
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) for layer in cache.layers)
+
+
+def free_slots(cache: Cache, held: int) -> int | None:
+    """How many tokens fit besides the ``held`` ones; None where the cache grows."""
+    sizes = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)]
+    return min(sizes) - held if sizes else None
+
+
+def move(cache: Cache, held: int, sources: Sequence[int], to: int) -> None:
+    """Put the cached tokens at positions ``sources`` one after another, from position ``to`` on.
+
+    Args:
+        cache: of layers that :func:`is_movable` accepts.
+        held: tokens in the cache. Sliding-window layers hold the last of them only.
+        sources: positions to move, ascending; gathered before anything is written.
+        to: the first position to write.
+    """
+    for layer in cache.layers:
+        if not layer.is_initialized:  # layers that share the keys of another
+            continue
+        first = 0 if isinstance(layer, StaticLayer) else held - layer.keys.shape[-2]
+        taken = [s - first for s in sources]
+        for states in (layer.keys, layer.values):
+            states[:, :, to - first : to - first + len(taken)] = states[:, :, taken]
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """The attention implementation a model runs with."""
+    return str(model.config.get_text_config(decoder=True)._attn_implementation)

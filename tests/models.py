@@ -28,11 +28,14 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import hf_lossy
 from hf_lossy.compat import CACHE_NAME
+from hf_lossy.eagle3 import Eagle3Config, Eagle3Head
 
 SIZES = {
     "hidden_size": 32,
@@ -103,6 +106,38 @@ def gemma3(window: int = 8) -> Gemma3ForCausalLM:
         **SPECIAL,
     )
     return _seeded(Gemma3ForCausalLM, config, seed=5)
+
+
+@functools.cache
+def qwen3() -> Qwen3ForCausalLM:
+    """A target with normed queries and keys."""
+    config = Qwen3Config(vocab_size=32, num_hidden_layers=2, head_dim=8, **SIZES, **SPECIAL)
+    return _seeded(Qwen3ForCausalLM, config)
+
+
+@functools.cache
+def head(model: PreTrainedModel, draft_vocabulary: int | None = None, seed: int = 0) -> Eagle3Head:
+    """An EAGLE-3 head with random weights, of every tap there is: it drafts, though rarely well."""
+    theirs = model.config
+    config = Eagle3Config(
+        vocab_size=theirs.vocab_size,
+        draft_vocab_size=draft_vocabulary or theirs.vocab_size,
+        **{name: getattr(theirs, name) for name in ("hidden_size", "intermediate_size", "num_attention_heads")},
+        num_key_value_heads=theirs.num_key_value_heads,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        taps=range(theirs.num_hidden_layers + 1),
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        made = Eagle3Head(config).eval().to(model.dtype)
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+        ids = torch.randperm(theirs.vocab_size)[: config.draft_vocab_size].sort().values
+        made.d2t.copy_(ids - torch.arange(len(ids)))
+    made.borrow_embedding(model)
+    return made
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
+EAGLE = ("tests/test_eagle3_drafting.py",)
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
 
@@ -84,13 +85,105 @@ BUGS = [
         "row_at(self.q",
         COUPLINGS,
     ),
-    Bug("tree: off the path", "couplings/descend.py", "on_path[:, parent] & (", "(", COUPLINGS),
     Bug(
-        "tree: the walk ends at the root",
+        "tree: off the path", "couplings/descend.py", "child.get((path[-1], token))", "child.get((0, token))", COUPLINGS
+    ),
+    Bug(
+        "tree: the walk ends at the root", "couplings/descend.py", "path.append(node)", "return path, token", COUPLINGS
+    ),
+    Bug(
+        "tree: a refused sibling keeps its mass", "couplings/descend.py", "left.scatter(-1, c, 0.0)", "left", COUPLINGS
+    ),
+    Bug(
+        "tree: no renormalisation",
         "couplings/descend.py",
-        "torch.where(on_path[:, node], node, end)",
-        "end",
+        "left / left.sum(-1",
+        "left / torch.ones_like(left).sum(-1",
         COUPLINGS,
+    ),
+    Bug("tree: nodes see their siblings", "tree.py", "seen[node] |= seen[parent]", "seen[node, :node] = True", EAGLE),
+    Bug("tree: nodes see no ancestors", "tree.py", "seen[node] |= seen[parent]", "seen[node, 0] = True", EAGLE),
+    Bug(
+        "tree: siblings at different positions", "cached_model.py", "seen.sum(1) - 1", "torch.arange(len(seen))", EAGLE
+    ),
+    Bug("tree: windows ignored", "tree_mask.py", 'kind == "sliding_attention" else', "False else", EAGLE),
+    Bug(
+        "tree: branches left in the cache",
+        "cached_model.py",
+        "if any(node != i for",
+        "if False and any(node != i for",
+        EAGLE,
+    ),
+    Bug("tree: taps not moved", "cached_model.py", "self._taps.move([self._root", "len([self._root", EAGLE),
+    Bug(
+        "tree: taps of layer outputs",
+        "tapping.py",
+        "else layers[index]",
+        "else layers[min(index + 1, len(layers) - 1)]",
+        EAGLE,
+    ),
+    Bug(
+        "head: features of the wrong row",
+        "drafting/eagle3.py",
+        "tokens[:, start + 1 : end + 1]",
+        "tokens[:, start:end]",
+        EAGLE,
+    ),
+    Bug(
+        "head: drafted rows one position early",
+        "drafting/eagle3.py",
+        "self.stable + depth",
+        "self.stable + depth - 1",
+        EAGLE,
+    ),
+    Bug(
+        "head: drafted rows stay in its cache",
+        "drafting/eagle3.py",
+        "self.cache.crop(self.stable)",
+        "self.cache.crop(10**9)",
+        EAGLE,
+    ),
+    Bug(
+        "head: children of the wrong node",
+        "drafting/eagle3.py",
+        "from_row = chosen // k",
+        "from_row = chosen % k",
+        EAGLE,
+    ),
+    Bug(
+        "head: offsets taken for ids",
+        "eagle3/head.py",
+        "device=self.d2t.device) + self.d2t",
+        "device=self.d2t.device)",
+        EAGLE,
+    ),
+    Bug(
+        "head: the re-ranking keeps the unlikely",
+        "drafting/eagle3.py",
+        "sort(descending=True, stable=True)",
+        "sort(stable=True)",
+        EAGLE,
+    ),
+    Bug(
+        "walk: p of the root everywhere",
+        "generation/loop.py",
+        "logits[:, node : node + 1], length)",
+        "logits[:, :1], length)",
+        EAGLE,
+    ),
+    Bug(
+        "walk: prefix of the root everywhere",
+        "generation/loop.py",
+        "run.tokens[:, length - 1] = tree.tokens[:, node - 1]",
+        "pass",
+        EAGLE,
+    ),
+    Bug(
+        "walk: the bonus of a leaf is p",
+        "generation/loop.py",
+        "if is_bonus and not run.induced_bonus:",
+        "if is_bonus:",
+        EAGLE,
     ),
     Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
     Bug("sample: a token without weight", "numerics.py", "right=True", "right=False", COUPLINGS),
@@ -134,22 +227,22 @@ BUGS = [
     # generate() as a whole
     Bug(
         "generate: q taken before the warpers",
-        "drafting/two_model.py",
-        "self.scorer.scores(logits, prefix, length + len(drafted))[:, 0]",
+        "drafting/stepwise.py",
+        "self.scorer.scores(logits, tokens, length)[:, 0]",
         "logits[:, 0].float()",
         SAMPLING,
     ),
     Bug(
         "generate: q in verification is not the q that was sampled from",
-        "drafting/two_model.py",
-        "kept.append(one_hot(token, q) if self.greedy and self.sampled else q)",
-        "kept.append(one_hot(token, q) if self.greedy and self.sampled else (q + q.square()) / (q + q.square()).sum())",
+        "drafting/stepwise.py",
+        "kept.append(one_hot(token, q) if self.point_mass else q)",
+        "kept.append(one_hot(token, q) if self.point_mass else (q + q.square()) / (q + q.square()).sum())",
         SAMPLING,
     ),
     Bug(
         "generate: a greedy draft as if it had been sampled",
-        "drafting/two_model.py",
-        "one_hot(token, q) if self.greedy and self.sampled else q",
+        "drafting/stepwise.py",
+        "one_hot(token, q) if self.point_mass else q",
         "q",
         SAMPLING,
     ),
@@ -162,7 +255,7 @@ BUGS = [
     ),
     Bug(
         "generate: the draft's temperature ignored",
-        "generation/api.py",
+        "generation/drafts.py",
         "without_temperature(processors, temperature)",
         "processors",
         SAMPLING,
@@ -170,8 +263,8 @@ BUGS = [
     Bug(
         "generate: bonus from p instead of the law",
         "generation/loop.py",
-        "induced = run.induced_bonus and (",
-        "induced = False and (",
+        "if is_bonus and not run.induced_bonus:",
+        "if is_bonus:",
         SAMPLING,
     ),
     Bug(
@@ -208,15 +301,15 @@ BUGS = [
     Bug(
         "generate: nothing is rolled back",
         "generation/loop.py",
-        "run.target.crop(run.length - 1)",
-        "run.target.crop(run.target.length)",
+        "run.target.crop(run.length - 1, path)",
+        "run.target.crop(run.target.length, path)",
         CACHES,
     ),
     Bug(
         "generate: the cache holds the last token",
         "generation/loop.py",
-        "run.target.crop(run.length - 1)",
-        "run.target.crop(run.length)",
+        "run.target.crop(run.length - 1, path)",
+        "run.target.crop(run.length, path)",
         CACHES,
     ),
     Bug(
@@ -237,8 +330,8 @@ BUGS = [
     Bug(
         "generate: recorded past the stop",
         "generation/loop.py",
-        "verified.scores, emitted)",
-        "verified.scores, len(new))",
+        "outcome.scores, path[:emitted])",
+        "outcome.scores, path)",
         STOPPING,
     ),
     Bug(
@@ -250,7 +343,7 @@ BUGS = [
     ),
     Bug(
         "generate: num_assistant_tokens ignored",
-        "generation/api.py",
+        "generation/drafts.py",
         "options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH",
         "DEFAULT_DRAFT_LENGTH",
         STATISTICS,
@@ -265,8 +358,8 @@ BUGS = [
     Bug(
         "generate: accounting without the bonus token",
         "generation/loop.py",
-        "figures.append(Accounting(*(x[:, None]",
-        "(Accounting(*(x[:, None]",
+        "figures.append(Accounting(*(x[:, None] for x in account(p_bonus",
+        "(Accounting(*(x[:, None] for x in account(p_bonus",
         STATISTICS,
     ),
     Bug("generate: broken scores pass", "generation/loop.py", "    if not sound:", "    if False:", ERRORS),

@@ -148,6 +148,34 @@ def eta(p: Vector, q: Vector, epsilon: float, delta: float, truncate_draft: bool
     return on(p, eta_set(p, epsilon, delta))
 
 
+def keeps(method: str, p: Vector, c: int, **parameters: object) -> float:
+    """With what probability a candidate c is kept that counts as q = 1 (laws.md, section 4.3)."""
+    if method == "lossless" or (method == "min_p" and parameters["p_base"] == 0):
+        return p[c]
+    if method == "lenience":
+        return min(1.0, p[c] / parameters["lenience"])
+    if method == "min_p":
+        return float(min_p_set(p, parameters["p_base"])[c])
+    if method == "eta":
+        return float(eta_set(p, parameters["epsilon"], parameters["delta"])[c])
+    return induced(method, p, np.eye(len(p))[c], **parameters)[c]
+
+
+def sibling_walk(method: str, p: Vector, candidates: Sequence[int], **parameters: object) -> Vector:
+    """What is emitted when candidates are visited in order, refused ones zeroed and p renormalised."""
+    emitted, left, reach = np.zeros_like(p), p, 1.0
+    for c in candidates:
+        kept = keeps(method, left, c, **parameters)
+        emitted[c] += reach * kept
+        reach *= 1 - kept
+        left = np.where(np.arange(len(p)) == c, 0, left)
+        if left.sum() == 0:
+            assert reach < 1e-9
+            return emitted
+        left = left / left.sum()
+    return emitted + reach * left
+
+
 LAWS: dict[str, Callable[..., Vector]] = {
     law.__name__: law
     for law in (

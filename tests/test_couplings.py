@@ -22,16 +22,18 @@ from hf_lossy.couplings import (
     Coupling,
     DescendCoupling,
     GreedyCoupling,
+    PointMassCoupling,
     ReferenceCoupling,
     TokenCoupling,
-    Tree,
     coupling,
     couplings,
     descend,
+    sibling_walk,
 )
 from hf_lossy.errors import LossyError
 from hf_lossy.laws.base import Law, law, law_class
 from hf_lossy.numerics import sample
+from hf_lossy.tree import Tree
 
 from . import oracle
 from .pairs import one_hot, random_pairs, structured_pairs
@@ -323,53 +325,106 @@ def built(children) -> tuple[list[int], list[int], list[oracle.Prefix]]:
     return tokens, parents, prefixes
 
 
+def walks(tree: Tree, at_nodes: torch.Tensor) -> list[tuple[list[int], int, float]]:
+    """Every way to walk a tree: the nodes, the last token, and the probability of the tokens drawn on the way."""
+    found, pending, vocabulary = [], [()], at_nodes.shape[1]
+    while pending:
+        script, weights = list(pending.pop()), []
+
+        def draw(path, script=script, weights=weights):
+            if len(path) > len(script):  # nothing is decided here yet: token 0 now, the others later
+                pending.extend((*script, other) for other in range(1, vocabulary))
+                script.append(0)
+            token = script[len(path) - 1]
+            coins, share = coins_for_tokens(at_nodes[path[-1]])
+            weights.append(share[token].item())
+            assert share[token] == 0 or int(sample(at_nodes[path[-1]], coins[token])) == token
+            return token
+
+        found.append((*descend(tree, draw), math.prod(weights)))
+    return found
+
+
+@pytest.mark.parametrize("reading", ["head", "point_mass"])
 @pytest.mark.parametrize("vocabulary", [3, 4])
 @pytest.mark.parametrize("law_", EXAMPLES, ids=str)
-def test_a_tree_emits_the_law(law_, vocabulary, record_property):
+def test_a_tree_emits_the_law(law_, vocabulary, reading, record_property):
     """Every token that every node may draw, for a tree with siblings at two depths and in both orders of them."""
     distances = []
     for kind in KINDS:
         p, q = tables(kind, vocabulary)
-        pi = induced_table(law_, kind, vocabulary)
-        expected = np.array([oracle.product(pi, x) for x in oracle.sequences(vocabulary, 3)])
-        reach = sum(oracle.product(pi, x) for x in built(TREE)[2])
         for children in (TREE, {x: c[::-1] for x, c in TREE.items()}):
             tokens, parents, prefixes = built(children)
-            at_nodes = law_.induced(*(torch.tensor(np.array([t[x] for x in prefixes])) for t in (p, q)))
-            drawn = every(vocabulary, len(prefixes))
-            coins, share = coins_for_tokens(at_nodes)
-            nodes = torch.arange(len(prefixes))
-            drawn, weight = (
-                sample(at_nodes.expand(len(drawn), -1, -1), coins[nodes, drawn]),
-                share[nodes, drawn].prod(1),
-            )
-
-            accepted, end = descend(Tree(torch.tensor([tokens]).expand(len(drawn), -1), parents), drawn)
-            assert torch.equal(accepted, torch.tensor([len(x) for x in prefixes])[end])
-            assert (weight * (accepted + 1)).sum().item() == pytest.approx(reach, abs=TOLERANCE)
-            law_of_three = np.zeros(vocabulary**3)
-            for node, prefix in enumerate(prefixes):
-                for token in range(vocabulary):
-                    mass = weight[(end == node) & (drawn[:, node] == token)].sum().item()
-                    emitted = (*prefix, token)
-                    for i, x in enumerate(oracle.sequences(vocabulary, 3)):
-                        if x[: len(emitted)] == emitted:
-                            law_of_three[i] += mass * math.prod(pi[x[:j]][x[j]] for j in range(len(emitted), 3))
-            distances.append(np.abs(law_of_three - expected).sum() / 2)
+            tree = Tree(torch.tensor([tokens]), parents)
+            if reading == "head":
+                pi = induced_table(law_, kind, vocabulary)
+                at_nodes = law_.induced(*(torch.tensor(np.array([t[x] for x in prefixes])) for t in (p, q)))
+            else:
+                visited = {x: children.get(x, ()) for x in p}
+                pi = {x: oracle.sibling_walk(law_.name, p[x], visited[x], **law_.parameters()) for x in p}
+                rows = [sibling_walk(law_, torch.tensor(p[x]), torch.tensor(visited[x]).long()) for x in prefixes]
+                at_nodes = torch.stack(rows)
+            outcomes = walks(tree, at_nodes)
+            reach = sum(oracle.product(pi, x) for x in prefixes)
+            assert sum(w * len(path) for path, _, w in outcomes) == pytest.approx(reach, abs=TOLERANCE)
+            law_of_three = np.zeros([vocabulary] * 3)
+            for path, last, weight in outcomes:
+                emitted = (*prefixes[path[-1]], last)
+                for rest in oracle.sequences(vocabulary, 3 - len(emitted)):
+                    x = (*emitted, *rest)
+                    law_of_three[x] += weight * math.prod(pi[x[:j]][x[j]] for j in range(len(emitted), 3))
+            expected = np.array([oracle.product(pi, x) for x in oracle.sequences(vocabulary, 3)])
+            distances.append(np.abs(law_of_three.flatten() - expected).sum() / 2)
     worst = np.max(distances)
     assert worst <= TOLERANCE
     record_property("enumerated", 2 * len(KINDS))
     record_property("worst_tv", float(worst))
 
 
-def test_rows_of_a_batch_walk_their_own_trees():
-    tree = Tree(torch.tensor([[1, 2, 3], [2, 1, 3], [4, 5, 6]]), [0, 0, 1])
-    drawn = torch.tensor([[1, 3, 0, 7], [1, 9, 9, 9], [5, 4, 4, 4]])
-    accepted, end = descend(tree, drawn)
-    assert accepted.tolist() == [2, 1, 1]
-    assert end.tolist() == [3, 2, 2]
-    accepted, end = descend(Tree.chain(torch.tensor([[5, 6]])), torch.tensor([[6, 6, 6]]))
-    assert (accepted.tolist(), end.tolist()) == ([0], [0])
+@every_law
+def test_a_chain_of_point_masses_keeps_what_the_sibling_walk_keeps(law_):
+    p, q = (torch.tensor(np.array([pair[side] for pair in random_pairs(4, 5, seed=2)]))[None] for side in (0, 1))
+    drafted = q.argmax(-1)
+    pi = PointMassCoupling(law_, p, None, drafted).pi[0]
+    for row, x, c in zip(pi, p[0], drafted[0].tolist(), strict=True):
+        expected = oracle.sibling_walk(law_.name, x.numpy(), [c], **law_.parameters())
+        np.testing.assert_allclose(row, expected, atol=TOLERANCE)
+
+
+def test_the_order_of_siblings_does_not_matter_to_the_lossless_law_and_does_to_others():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    orders = [torch.tensor(x) for x in ([0, 1], [1, 0])]
+    lossless = [sibling_walk(law("lossless"), p, order) for order in orders]
+    assert all(torch.allclose(x, p, atol=1e-15) for x in lossless)
+    lenient = [sibling_walk(law("lenience", lenience=0.5), p, order) for order in orders]
+    # p(0)/0.5 = 1: nothing is left for the second; the other way round 0.3/0.5 = 0.6 goes to token 1 first
+    assert lenient[0].tolist() == [1, 0, 0, 0]
+    np.testing.assert_allclose(lenient[1], [0.4, 0.6, 0, 0], atol=1e-15)
+
+
+def test_a_walk_ends_at_a_token_that_ends_the_text():
+    tree = Tree(torch.tensor([[1, 2, 1]]), [0, 1, 2])
+    assert descend(tree, lambda path: [1, 2, 1, 9][len(path) - 1]) == ([0, 1, 2, 3], 9)
+    assert descend(tree, lambda path: [1, 2, 1, 9][len(path) - 1], ends={2}) == ([0, 1, 2], 2)
+    assert descend(tree, lambda path: 7, ends={7}) == ([0], 7)
+
+
+def test_what_a_tree_knows_of_itself():
+    #        0
+    #      1   2
+    #     3 4   5
+    tree = Tree(torch.tensor([[5, 6, 7, 8, 7]]), [0, 0, 1, 1, 2])
+    assert tree.depths == [0, 1, 1, 2, 2, 2]
+    assert tree.children == [[1, 2], [3, 4], [5], [], [], []]
+    assert tree.candidates(1).tolist() == [[7, 8]]
+    assert tree.candidates(3).shape == (1, 0)
+    assert tree.path(4) == [0, 1, 4]
+    expected = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
+    assert [row.nonzero().flatten().tolist() for row in tree.seen] == expected
+    assert not tree.is_chain
+    assert Tree.chain(torch.tensor([[1, 2]])).is_chain
+    assert Tree(torch.tensor([[1, 2]]), [0, 1]).is_chain
+    assert Tree.chain(torch.zeros(1, 0, dtype=torch.long)).is_chain
 
 
 # --- candidates that were not sampled --------------------------------------------------------------------------------

@@ -26,7 +26,20 @@ from hf_lossy import laws
 from hf_lossy.laws import law_class
 
 from . import oracle
-from .models import PROMPT, SIZES, char_tokenizer, draft, lossy, plain, random_rule, scripted, sibling, table, target
+from .models import (
+    PROMPT,
+    SIZES,
+    char_tokenizer,
+    draft,
+    head,
+    lossy,
+    plain,
+    random_rule,
+    scripted,
+    sibling,
+    table,
+    target,
+)
 
 STRICT = [
     hf_lossy.Lossless(),
@@ -57,6 +70,7 @@ DRAFTS = {
     "D": lambda: {"assistant_model": draft()},
     "S": lambda: {"assistant_model": target()},
     "prompt lookup": lambda: {"prompt_lookup_num_tokens": 4},
+    "head": lambda: {"assistant_model": head(target()), "draft_mode": "chain"},
 }
 each_draft = pytest.mark.parametrize("drafted", DRAFTS.values(), ids=DRAFTS)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_lossy import accounting, laws, numerics
-from hf_lossy.couplings import BlockCoupling, Tree, coupling, descend
+from hf_lossy.couplings import BlockCoupling, coupling, sibling_walk
 from hf_lossy.laws.base import Law, law, law_class
 
 P = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]])  # [1, 2, 3]
@@ -48,8 +48,7 @@ class Narrow(Law):
         lambda: BlockCoupling(law("lossless"), P, Q, DRAFTED).accepted(COINS[0]),
         lambda: BlockCoupling(law("lossless"), P, Q, DRAFTED).accepted(DRAFTED),
         lambda: BlockCoupling(law("lossless"), P, Q, DRAFTED).replace(DRAFTED, COINS[0, :1]),
-        lambda: descend(Tree(DRAFTED[0], [0, 1]), torch.tensor([[0, 1, 2]])),
-        lambda: descend(Tree(DRAFTED, [0, 1]), COINS),
+        lambda: sibling_walk(law("lossless"), P, DRAFTED),
     ],
 )
 def test_a_wrong_shape_or_dtype_raises(wrong):

@@ -357,7 +357,7 @@ def test_no_accounting_unless_it_was_asked_for():
     assert known_run().rows[0].accounting is None
 
 
-def test_accounting_of_prompt_lookup_has_no_q():
+def test_accounting_of_prompt_lookup_has_no_q_but_candidates():
     out = lossy(
         target(),
         prompt_lookup_num_tokens=3,
@@ -369,5 +369,9 @@ def test_accounting_of_prompt_lookup_has_no_q():
     )
     table_ = out.verification.rows[0].accounting
     assert len(table_["tv"]) == 9
-    assert all(math.isnan(x) for x in table_["acceptance"])
+    # π of the candidate where there was one, and nothing where there was none
+    has_candidate = [i < r.drafted for r in out.verification.rounds for i in range(r.emitted)]
+    assert any(has_candidate)
+    assert [0 <= x <= 1 for x in table_["acceptance"]] == has_candidate
+    assert all(math.isnan(x) for x in table_["wasted_distortion"])
     assert all(0 < x < 1 for x in table_["tv"])

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..drafting import Proposal
-from ..generation.loop import Run, couple
+from ..generation.loop import Run, match
 from ..laws import Law
 from ..numerics import sample
+from ..tree import Tree
 from .cases import AnyCoupling, cases
 from .estimates import Track, rotated, spread, untracked
 from .timing import timed
@@ -52,7 +53,7 @@ def peaked(vocabulary: int, gamma: int, seed: int, device: torch.device) -> Case
 
 
 def round_of(law: Law, kind: type[AnyCoupling], case: Case, generator: torch.Generator) -> Callable[[], list[int]]:
-    """One call of the loop's own ``couple``, as in a round of ``generate``: induced law, acceptance, accepted count,
+    """One call of the loop's own ``match``, as in a round of ``generate``: induced law, acceptance, accepted count,
     residual and replacement, or the bonus token of the induced law; the draft's forward at the bonus position is not in
     it. Returns the accepted counts."""
     device = case.p.device
@@ -60,7 +61,7 @@ def round_of(law: Law, kind: type[AnyCoupling], case: Case, generator: torch.Gen
     def coins(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator).to(device)
 
-    draft = SimpleNamespace(next_probs=lambda tokens, length: case.q_bonus)
+    draft = SimpleNamespace(next_probs=lambda tokens, length, node: case.q_bonus, samples=True)
     run = SimpleNamespace(
         law=law,
         coupling=kind,
@@ -70,11 +71,12 @@ def round_of(law: Law, kind: type[AnyCoupling], case: Case, generator: torch.Gen
         length=0,
         sampled=True,
         induced_bonus=True,
+        point_mass=False,
         accounting=False,
         stops=SimpleNamespace(eos=set()),
     )
-    proposal = Proposal(case.drafted, case.q)
-    return lambda: couple(cast(Run, run), proposal, case.p).accepted
+    proposal = Proposal(Tree.chain(case.drafted), case.q)
+    return lambda: [len(path) - 1 for path in match(cast(Run, run), proposal, case.p, case.p).paths]
 
 
 def two_softmaxes(case: Case) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from .base import Coupling, coupling, couplings
 from .block import BlockCoupling
-from .descend import DescendCoupling, GreedyCoupling, Tree, descend
+from .descend import (
+    DescendCoupling,
+    GreedyCoupling,
+    GreedyPointMassCoupling,
+    PointMassCoupling,
+    descend,
+    sibling_walk,
+)
 from .reference import ReferenceCoupling
 from .token import TokenCoupling
 
@@ -13,10 +20,12 @@ __all__ = [
     "Coupling",
     "DescendCoupling",
     "GreedyCoupling",
+    "GreedyPointMassCoupling",
+    "PointMassCoupling",
     "ReferenceCoupling",
     "TokenCoupling",
-    "Tree",
     "coupling",
     "couplings",
     "descend",
+    "sibling_walk",
 ]

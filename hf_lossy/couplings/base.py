@@ -34,6 +34,8 @@ class Coupling:
     name: ClassVar[str]
     samples_draft: ClassVar[bool] = True
     """Whether the drafted tokens must have been sampled from q (else they are a function of the prefix)."""
+    reads_draft: ClassVar[bool] = True
+    """Whether q is read where the law uses it."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Coupling:
         q: Float[Tensor, "batch drafted vocab"] | None,
         drafted: Int[Tensor, "batch drafted"],
     ) -> None:
-        if q is None and (self.samples_draft or (law.uses_draft and not law.is_strict)):
+        if q is None and (self.samples_draft or (self.reads_draft and law.uses_draft and not law.is_strict)):
             raise LossyError(
                 f"the {self.name} coupling of {law} needs the draft's distributions, got None: use a draft that gives them, "
                 "or a law that does not use them with deterministic candidates"

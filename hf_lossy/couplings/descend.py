@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..laws.base import Law
 from ..numerics import sample
+from ..tree import Tree
 from .base import Coupling, leading, register_coupling
 
 
-@dataclass(frozen=True)
-class Tree:
-    """Candidates as a tree below the last emitted token (the root, node 0).
+def descend(tree: Tree, draw: Callable[[list[int]], int], ends: Collection[int] = ()) -> tuple[list[int], int]:
+    """Walk from the root along the tokens that are drawn; one row.
 
     Args:
-        tokens: the token of each node but the root, [B, N]; siblings carry different tokens.
-        parents: the parent of each of these N nodes, 0 for the root, j for the j-th of them counted from 1; a parent
-            comes before its children. A chain is ``range(N)``.
-    """
-
-    tokens: Int[Tensor, "batch nodes"]
-    parents: Sequence[int]
-
-    @staticmethod
-    def chain(tokens: Int[Tensor, "batch nodes"]) -> Tree:
-        """A tree of width one."""
-        return Tree(tokens, range(tokens.shape[1]))
-
-
-def descend(tree: Tree, drawn: Int[Tensor, "batch nodes_1"]) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-    """Walk from the root along the tokens drawn at its nodes (root first, [B, N + 1]).
+        tree: the candidates, of one row.
+        draw: the token drawn from π at the last node of a path (nodes from the root on, the root included).
+        ends: tokens that end the walk at once, for nothing will be emitted after them.
 
     Returns:
-        The number of accepted candidates of each row, and the node where the walk ends: the token drawn there is emitted
-        after the accepted ones. Accepts π(children) at each node, whatever the order of the children, and emits exactly π.
+        The nodes that were reached, the root included, and the token drawn at the last of them, which is emitted after
+        their tokens. Accepts π(children) at each node, whatever the order of the children, and emits exactly π.
     """
-    rows = torch.arange(drawn.shape[0], device=drawn.device)
-    on_path = torch.ones_like(drawn, dtype=torch.bool)
-    end = torch.zeros_like(rows)
-    for node, parent in enumerate(tree.parents, start=1):
-        on_path[:, node] = on_path[:, parent] & (tree.tokens[:, node - 1] == drawn[:, parent])
-        end = torch.where(on_path[:, node], node, end)
-    return on_path[:, 1:].sum(1), end
+    carried = tree.tokens[0].tolist()
+    child = {(parent, carried[i]): i + 1 for i, parent in enumerate(tree.parents)}
+    path = [0]
+    while True:
+        token = draw(path)
+        node = child.get((path[-1], token))
+        if node is not None:
+            path.append(node)
+        if node is None or token in ends:
+            return path, token
+
+
+def sibling_walk(
+    law: Law, p: Float[Tensor, "*batch vocab"], candidates: Int[Tensor, "*batch candidates"]
+) -> Float[Tensor, "*batch vocab"]:
+    """What a law emits at a node whose candidates count as q = 1 each (``draft_probs="point_mass"``), as in EAGLE's code.
+
+    The candidates are visited in order: c is kept with probability ``law.keeps(p, c)``; a refused one is zeroed and p
+    renormalised; where none is kept, a token is drawn from what is left of p. Without candidates that is p itself.
+
+    Args:
+        law: asked what it does with each candidate.
+        p: the target's distribution.
+        candidates: different tokens, in the draft's order of preference.
+    """
+    emitted, left, reach = torch.zeros_like(p), p, torch.ones_like(p[..., :1])
+    for k in range(candidates.shape[-1]):
+        c = candidates[..., k : k + 1]
+        keeps = law.keeps(left, c.squeeze(-1)).unsqueeze(-1)
+        emitted.scatter_add_(-1, c, reach * keeps)
+        reach = reach * (1 - keeps)
+        left = left.scatter(-1, c, 0.0)
+        left = left / left.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
+    return emitted.add_(reach * left)
 
 
 @register_coupling
@@ -71,6 +86,16 @@ class DescendCoupling(Coupling):
         return self._drawn.gather(1, accepted.clamp_max(self.drafted.shape[1] - 1)[:, None]).squeeze(1)
 
 
+class PointMassCoupling(DescendCoupling):
+    """As above, where each candidate counts as q = 1 (:func:`sibling_walk`)."""
+
+    reads_draft = False
+
+    @cached_property
+    def pi(self) -> Float[Tensor, "batch drafted vocab"]:
+        return sibling_walk(self.law, self.p, self.drafted.unsqueeze(-1))
+
+
 class GreedyCoupling(DescendCoupling):
     """Greedy decoding: every position emits argmax π, the lowest token id of equals; all couplings reduce to this."""
 
@@ -78,3 +103,7 @@ class GreedyCoupling(DescendCoupling):
 
     def draw(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch drafted"]:
         return self.pi.argmax(-1)
+
+
+class GreedyPointMassCoupling(GreedyCoupling, PointMassCoupling):
+    """Greedy, where each candidate counts as q = 1."""

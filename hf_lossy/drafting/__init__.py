@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from .base import Draft, Proposal
+from .eagle3 import Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner
 from .prompt_lookup import PromptLookupDraft
+from .stepwise import StepwiseDraft
 from .two_model import TwoModelDraft
 
-__all__ = ["Draft", "PromptLookupDraft", "Proposal", "TwoModelDraft"]
+__all__ = [
+    "Draft",
+    "Eagle3ChainDraft",
+    "Eagle3TreeDraft",
+    "HeadRunner",
+    "PromptLookupDraft",
+    "Proposal",
+    "StepwiseDraft",
+    "TwoModelDraft",
+]

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
+from ..errors import LossyError
+from ..tree import Tree
+
 
 class Proposal(NamedTuple):
     """Drafted tokens of one round.
 
     Attributes:
-        tokens: [B, G]; G may be smaller than what was asked for, and 0.
-        q: the distributions they were sampled from, [B, G, V], on the target's device; None for candidates that were not
-            sampled from anything.
+        tree: the candidates; it may hold fewer than what was asked for, and none.
+        q: the distributions the candidates of a chain come from, [B, G, V], on the target's device. None where there are
+            none, or where the draft gives them node by node (:meth:`Draft.next_probs`).
     """
 
-    tokens: Int[Tensor, "batch drafted"]
-    q: Float[Tensor, "batch drafted vocab"] | None
+    tree: Tree
+    q: Float[Tensor, "batch drafted vocab"] | None = None
+
+    @classmethod
+    def nothing(cls, tokens: Int[Tensor, "batch capacity"]) -> Proposal:
+        """No candidates for these sequences."""
+        return cls(Tree.chain(tokens[:, :0]))
 
 
 class Draft(CandidateGenerator):
@@ -35,7 +43,9 @@ class Draft(CandidateGenerator):
     """
 
     has_probs: ClassVar[bool]
-    """Whether the candidates are sampled from a distribution q that is known."""
+    """Whether there is a distribution q at each node."""
+    samples: bool
+    """Whether the candidates are sampled from q; else they are a function of the prefix."""
     forwards: int = 0
     """Forwards of the draft model so far."""
     seconds: float = 0.0
@@ -44,12 +54,24 @@ class Draft(CandidateGenerator):
     def __init__(self, num_assistant_tokens: int, schedule: str = "constant") -> None:
         self.num_assistant_tokens, self.schedule = num_assistant_tokens, schedule
 
+    def describe(self) -> dict[str, Any]:
+        """What it is and how far it drafts, for the statistics."""
+        return {"draft": type(self).__name__.removesuffix("Draft"), "num_assistant_tokens": self.num_assistant_tokens}
+
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
-        """Draft up to ``count`` tokens after the first ``length``."""
+        """Draft after the first ``length`` tokens, up to ``count`` tokens deep."""
         raise NotImplementedError
 
-    def next_probs(self, tokens: Int[Tensor, "batch capacity"], length: int) -> Float[Tensor, "batch vocab"] | None:
-        """q at the position after the first ``length`` tokens (the bonus position), None where there is none."""
+    def next_probs(
+        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+    ) -> Float[Tensor, "batch vocab"] | None:
+        """q at a node of the last proposal, None where there is none.
+
+        Args:
+            tokens: the sequences; the first ``length`` are those up to the node.
+            length: how many that are.
+            node: the node; the last one of a chain is its bonus position.
+        """
         return None
 
     def settle(self, length: int) -> None:
@@ -66,7 +88,9 @@ class Draft(CandidateGenerator):
     ) -> tuple[Int[Tensor, "batch longer"], Float[Tensor, "batch drafted vocab"] | None]:
         """The sequences with candidates appended, and log q, whose softmax is the q that they were sampled from."""
         proposal = self.propose(input_ids, input_ids.shape[1], self.num_assistant_tokens)
-        candidates = torch.cat([input_ids, proposal.tokens.to(input_ids.device)], 1)
+        if not proposal.tree.is_chain:
+            raise LossyError("transformers' own assisted decoding takes chains, not trees: use draft_mode='chain'")
+        candidates = torch.cat([input_ids, proposal.tree.tokens.to(input_ids.device)], 1)
         return candidates, None if proposal.q is None else proposal.q.log()
 
     def update_candidate_strategy(

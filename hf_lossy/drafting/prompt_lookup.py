@@ -7,6 +7,7 @@ from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.generation import PromptLookupCandidateGenerator
 
 from ..scores import PREFIX_FREE, Scorer
+from ..tree import Tree
 from .base import Draft, Proposal
 
 
@@ -24,6 +25,7 @@ class PromptLookupDraft(Draft):
     """
 
     has_probs = False
+    samples = False
 
     def __init__(
         self,
@@ -44,14 +46,14 @@ class PromptLookupDraft(Draft):
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
         settled = tokens[:, :length]
         if count == 0 or length < 2:
-            return Proposal(settled[:, :0], None)
+            return Proposal.nothing(tokens)
         lookup = PromptLookupCandidateGenerator(
             num_output_tokens=count,
             max_matching_ngram_size=self.max_matching_ngram_size,
             max_length=length + count + 1,
         )
         found = lookup.get_candidates(settled)[0][:, length : length + count]
-        return Proposal(found[:, : self._allowed(settled, found)], None)
+        return Proposal(Tree.chain(found[:, : self._allowed(settled, found)]))
 
     def _allowed(self, prefix: Int[Tensor, "one length"], found: Int[Tensor, "one drafted"]) -> int:
         """How many of the candidates the processors let pass; one that ends the sequence is the last."""

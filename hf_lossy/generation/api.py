@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -22,16 +22,17 @@ from transformers import (
 )
 
 from ..cached_model import CachedModel
-from ..compat import CACHE_ALIASES, default_cache, take_cache
-from ..couplings import Coupling, DescendCoupling, GreedyCoupling, coupling
-from ..drafting import Draft, PromptLookupDraft, TwoModelDraft
+from ..compat import CACHE_ALIASES, take_cache
+from ..drafting import Draft
 from ..drafting.vocabulary import shared_limit
+from ..eagle3.formats import check_target
 from ..errors import LossyError, unknown
 from ..laws import Law
-from ..scores import Coins, Scorer, without_temperature
+from ..scores import Coins, Scorer
 from . import options as _options
+from .drafts import make_draft, which_coupling
 from .loop import Run, decode
-from .options import DEFAULT_DRAFT_LENGTH, STATEFUL, UNSUPPORTED, Options, at_least_one, from_config
+from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import VerificationStats
 from .stops import Stops
@@ -61,6 +62,10 @@ class Decoder:
         coupling: str | None = None,
         bonus: str | None = None,
         draft_probs: str | None = None,
+        draft_mode: str | None = None,
+        tree_size: int | None = None,
+        tree_depth: int | None = None,
+        tree_top_k: int | None = None,
         draft_temperature: float | None = None,
         num_assistant_tokens: int | None = None,
         num_assistant_tokens_schedule: str | None = None,
@@ -76,6 +81,10 @@ class Decoder:
             coupling=coupling,
             bonus=bonus,
             draft_probs=draft_probs,
+            draft_mode=draft_mode,
+            tree_size=tree_size,
+            tree_depth=tree_depth,
+            tree_top_k=tree_top_k,
             draft_temperature=draft_temperature,
             num_assistant_tokens=num_assistant_tokens,
             num_assistant_tokens_schedule=num_assistant_tokens_schedule,
@@ -129,12 +138,16 @@ def prepare(
     mask, positions = model_kwargs.pop("attention_mask", None), model_kwargs.pop("position_ids", None)
     padded = mask is not None and not bool(mask.all())
     forward_kwargs = forwarded(model_kwargs)
+    head = options.assistant_model if is_head(options.assistant_model) else None
+    if head is not None:
+        check_target(head, model)
     target = CachedModel(
         model,
         cache,
         "target",
         attention_mask=mask if padded else None,
         position_ids=positions if padded or not _counts_from_zero(positions) else None,
+        taps=() if head is None else head.config.taps,
         **forward_kwargs,
     )
     prompt = input_ids.shape[1]
@@ -144,6 +157,11 @@ def prepare(
         raise LossyError(
             f"the cache already holds {target.length} tokens but only {prompt} input_ids were given: pass the whole "
             "sequence, with at least one token that is not in the cache"
+        )
+    if head is not None and target.length:
+        raise LossyError(
+            f"the cache already holds {target.length} tokens, whose hidden states an EAGLE-3 head needs: leave the cache "
+            "out, and the whole prompt is read again"
         )
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     limit = vocabulary
@@ -160,17 +178,8 @@ def prepare(
     accounting = bool(options.accounting)
     stops = Stops(criteria, int(config.max_length))
     target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos)
-    draft = make_draft(config, options, law, target_scorer, coins, mask if padded else None, device, stops.eos)
-    if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
-        raise LossyError(
-            f"verification={law.name!r} needs the draft's probabilities, and prompt lookup has none: use a draft model, a "
-            "law that needs none (lossless, min_p, eta), or draft_probs='point_mass', which counts each candidate as q = 1"
-        )
-    if options.draft_probs == "point_mass" and draft.has_probs:
-        raise LossyError(
-            "draft_probs='point_mass' is for deterministic candidates; a draft model samples its tokens and has "
-            "probabilities: leave it out, or use draft_temperature=0 for a greedy draft"
-        )
+    draft = make_draft(config, options, law, target, target_scorer, coins, mask if padded else None, stops.eos)
+    check_draft(options, law, draft, sampled)
     if options.stop_strings is not None:
         if options.tokenizer is None:
             raise LossyError(f"stop_strings={options.stop_strings!r} needs the tokenizer: pass tokenizer= as well")
@@ -181,7 +190,7 @@ def prepare(
             "coupling": which_coupling(options, draft, sampled).name,
             "bonus": options.bonus or "induced",
             "draft_probs": options.draft_probs or ("head" if draft.has_probs else None),
-            "num_assistant_tokens": draft.num_assistant_tokens,
+            **draft.describe(),
             "do_sample": sampled,
         }
     )
@@ -214,78 +223,6 @@ def prepare(
     )
 
 
-def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupling]:
-    """The coupling that a run uses: greedy when nothing is sampled, the tree coupling for deterministic candidates."""
-    if not sampled:
-        return GreedyCoupling
-    return coupling(options.coupling or "block") if draft.has_probs else DescendCoupling
-
-
-def make_draft(
-    config: GenerationConfig,
-    options: Options,
-    law: Law,
-    target_scorer: Scorer,
-    coins: Coins,
-    mask: Tensor | None,
-    device: torch.device,
-    ends: Collection[int],
-) -> Draft:
-    """The draft that the options ask for."""
-    gamma = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
-    lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
-    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
-        if getattr(config, name, None) is not None:
-            at_least_one(name, getattr(config, name))
-    if (lookup is None) == (assistant is None):
-        state = "both" if lookup is not None else "neither"
-        raise LossyError(
-            f"verification={law.name!r} needs one draft, got {state} of assistant_model and prompt_lookup_num_tokens: give "
-            "one (through decoder(), bind the assistant there), or verification=None for plain generation"
-        )
-    if assistant is None:
-        assert lookup is not None
-        for name in ("draft_temperature", "assistant_confidence_threshold"):
-            if getattr(options, name) is not None:
-                raise LossyError(
-                    f"{name}={getattr(options, name)!r} has no meaning with prompt lookup, which samples nothing: leave it "
-                    "out, or use a draft model"
-                )
-        return PromptLookupDraft(
-            options.num_assistant_tokens or lookup,
-            config.max_matching_ngram_size or 2,
-            target_scorer,
-            options.num_assistant_tokens_schedule or "constant",
-        )
-    if assistant.config.is_encoder_decoder:
-        raise LossyError(
-            f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
-        )
-    sampled, temperature = bool(config.do_sample), options.draft_temperature
-    if temperature and not sampled:
-        raise LossyError(
-            f"draft_temperature={temperature!r} has no meaning with do_sample=False, where the draft is greedy: leave it "
-            "out, or sample"
-        )
-    processors = target_scorer.processors
-    if temperature is not None and sampled:
-        processors = without_temperature(processors, temperature)
-    return TwoModelDraft(
-        CachedModel(assistant, default_cache(assistant), "draft", attention_mask=mask, position_ids=_positions(mask)),
-        Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft"),
-        law,
-        coins,
-        device,
-        greedy=not sampled or temperature == 0,
-        sampled=sampled,
-        needs_probs=sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
-        confidence=options.assistant_confidence_threshold or 0.0,
-        ends=ends,
-        num_assistant_tokens=gamma,
-        schedule=options.num_assistant_tokens_schedule or "constant",
-    )
-
-
 def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: GenerationConfig) -> None:
     """One clear sentence for everything that can't be combined with verification."""
     if model.config.is_encoder_decoder:
@@ -310,6 +247,25 @@ def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: Ge
             raise LossyError(f"{name}={value!r} can't be combined with verification: {why}")
 
 
+def check_draft(options: Options, law: Law, draft: Draft, sampled: bool) -> None:
+    """An error where the draft has not what the options need of it."""
+    if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
+        raise LossyError(
+            f"verification={law.name!r} needs the draft's probabilities, and prompt lookup has none: use a draft model, a "
+            "law that needs none (lossless, min_p, eta), or draft_probs='point_mass', which counts each candidate as q = 1"
+        )
+    if options.draft_probs == "point_mass" and draft.samples:
+        raise LossyError(
+            "draft_probs='point_mass' is for deterministic candidates, and this draft samples its tokens: leave it out, or "
+            "use draft_temperature=0 for a greedy draft"
+        )
+    if options.coupling not in (None, "block") and not draft.samples and sampled:
+        raise LossyError(
+            f"coupling={options.coupling!r} is for sampled candidates, and these are a function of the prefix, which are "
+            "verified by drawing from the law: leave it out"
+        )
+
+
 def check_processors(processors: LogitsProcessorList) -> None:
     """An error for processors that count their calls: they are called for drafted tokens that may be refused."""
     for processor in processors:
@@ -331,10 +287,6 @@ def forwarded(model_kwargs: dict[str, Any]) -> dict[str, Any]:
                 f"{name} is not supported with verification, which takes text only (input_ids, attention_mask)"
             )
     return kept
-
-
-def _positions(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
 
 
 def _counts_from_zero(positions: Tensor | None) -> bool:
@@ -381,6 +333,10 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     given = {name: kwargs.pop(name) for name in _options.NAMES if name in kwargs}
     if "verification" in given and given["verification"] is None:
         _without_verification(given)
+        if is_head(given.get("assistant_model")):
+            raise LossyError(
+                "an EAGLE-3 head drafts only under a law: give verification='lossless' to leave the text as it is"
+            )
         plain = {name: value for name, value in given.items() if name in _options.SHARED}
         return _undisturbed(_plain_generate(model), model, *args, **plain, **kwargs)
     own = kwargs.get("generation_config", args[1] if len(args) > 1 else None)

@@ -19,11 +19,16 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..compat import keep_unknown_fields, stored
 from ..couplings import coupling, couplings
+from ..eagle3.config import Eagle3Config
 from ..errors import LossyError, unknown
 from ..laws import Law, make
 from .statistics import VerificationStats
 
 DEFAULT_DRAFT_LENGTH = 7
+DEFAULT_HEAD_CHAIN = 4
+DRAFT_MODES = ("tree", "chain", "sampled")
+TREE = {"tree_size": 60, "tree_depth": 5, "tree_top_k": 10}
+"""The options of a tree with their defaults, EAGLE-3's own for 8B models."""
 UNSUPPORTED = {
     "assistant_ensemble_weight": "it is a law of its own: use verification='cos', draft_weight = 1 - weight",
     "assistant_early_exit": "early exit has no draft distribution here; pass a draft as assistant_model",
@@ -54,8 +59,13 @@ class Options:
             of the draft; ``"target"`` is drawn from p, as transformers does.
         draft_probs: ``"head"`` (default): q is the distribution the candidates came from; ``"point_mass"``: each
             candidate counts as q = 1.
+        draft_mode: how an EAGLE-3 head drafts: ``"tree"`` (default), ``"chain"`` (its likeliest tokens) or ``"sampled"`` (a
+            chain drawn from its softmax, which the token and block couplings verify).
+        tree_size: nodes of an EAGLE-3 tree, the root included (EAGLE's total_token); 60 unless given.
+        tree_depth: expansions after a tree's first level, so that its longest path drafts one token more; 5 unless given.
+        tree_top_k: candidates expanded at each level, and children of each; 10 unless given.
         draft_temperature: temperature of the draft (0: greedy, q is a point mass); the target's unless given.
-        num_assistant_tokens: γ, drafted tokens in a round; 7 unless given.
+        num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
         num_assistant_tokens_schedule: ``"constant"`` (default) or ``"heuristic"``.
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
@@ -70,6 +80,10 @@ class Options:
     coupling: str | None = None
     bonus: str | None = None
     draft_probs: str | None = None
+    draft_mode: str | None = None
+    tree_size: int | None = None
+    tree_depth: int | None = None
+    tree_top_k: int | None = None
     draft_temperature: float | None = None
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: str | None = None
@@ -92,13 +106,15 @@ class Options:
             ("coupling", [c for c in couplings() if c != "tree"]),
             ("bonus", ["induced", "target"]),
             ("draft_probs", ["head", "point_mass"]),
+            ("draft_mode", list(DRAFT_MODES)),
             ("num_assistant_tokens_schedule", ["constant", "heuristic"]),
         ):
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise unknown(name, value, allowed)
-        if self.num_assistant_tokens is not None:
-            self.num_assistant_tokens = at_least_one("num_assistant_tokens", self.num_assistant_tokens)
+        for name, low in (("num_assistant_tokens", 1), ("tree_size", 2), ("tree_depth", 0), ("tree_top_k", 1)):
+            if getattr(self, name) is not None:
+                setattr(self, name, at_least(low, name, getattr(self, name)))
         for name, high in (("draft_temperature", float("inf")), ("assistant_confidence_threshold", 1.0)):
             value = getattr(self, name)
             sound = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= high
@@ -115,7 +131,8 @@ class Options:
             if value is not None and not isinstance(value, kind) and not duck:
                 raise LossyError(f"{name} must be a {kind.__name__}, got the {type(value).__name__} {value!r}")
         # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
-        if self.assistant_model is not None and not hasattr(self.assistant_model, "prepare_inputs_for_generation"):
+        model = self.assistant_model
+        if model is not None and not hasattr(model, "prepare_inputs_for_generation") and not is_head(model):
             raise LossyError(
                 f"assistant_model must be a loaded model, got {type(self.assistant_model).__name__}: load it with "
                 "AutoModelForCausalLM.from_pretrained first"
@@ -151,11 +168,16 @@ class Options:
         return Options(**values)
 
 
-def at_least_one(name: str, value: Any) -> int:
-    """A whole number of at least 1, or an error that names it."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise LossyError(f"{name} must be a whole number of at least 1, got {value!r}")
+def at_least(low: int, name: str, value: Any) -> int:
+    """A whole number of at least ``low``, or an error that names it."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
+        raise LossyError(f"{name} must be a whole number of at least {low}, got {value!r}")
     return int(value)
+
+
+def is_head(model: Any) -> bool:
+    """Whether an assistant is an EAGLE-3 head."""
+    return getattr(getattr(model, "config", None), "model_type", None) == Eagle3Config.model_type
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Options))
@@ -165,6 +187,10 @@ STORED = (
     "coupling",
     "bonus",
     "draft_probs",
+    "draft_mode",
+    "tree_size",
+    "tree_depth",
+    "tree_top_k",
     "draft_temperature",
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -197,8 +223,9 @@ def configure(model: PreTrainedModel, **options: Any) -> None:
     Args:
         model: the target.
         **options: any of ``verification``, ``verification_config``, ``coupling``, ``bonus``, ``draft_probs``,
-            ``draft_temperature``, ``num_assistant_tokens``, ``num_assistant_tokens_schedule``,
-            ``assistant_confidence_threshold``, ``accounting``; None removes what was stored under a name.
+            ``draft_mode``, ``tree_size``, ``tree_depth``, ``tree_top_k``, ``draft_temperature``,
+            ``num_assistant_tokens``, ``num_assistant_tokens_schedule``, ``assistant_confidence_threshold``,
+            ``accounting``; None removes what was stored under a name.
 
     Raises:
         LossyError: an option that is unknown, can't be stored, or has a wrong value.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,22 @@ class Recorder:
 
         return up_to
 
-    def add(self, outputs: Any, logits: Tensor, scores: Tensor, count: int) -> None:
-        """Keep the first ``count`` positions of a verification forward; logits and scores are [B, G + 1, V], the states
-        may hold the prompt before them, which then goes to the first token."""
-        for kept, given in ((self.scores, scores), (self.logits, logits)):
+    def add(self, outputs: Any, logits: Tensor, scores: Tensor, path: Sequence[int]) -> None:
+        """Keep what a verification forward says about the emitted tokens.
+
+        Args:
+            outputs: of the forward; its states may hold the prompt before the nodes, which then goes to the first token.
+            logits: at each node, [B, nodes, rows].
+            scores: along the path, [B, n, V].
+            path: the nodes that the emitted tokens were drawn at.
+        """
+        for kept, given in ((self.scores, scores[:, : len(path)]), (self.logits, logits[:, list(path)])):
             if kept is not None:
-                kept.extend(given[:, j].to(torch.float32, copy=True) for j in range(count))
+                kept.extend(x.to(torch.float32, copy=True) for x in given.unbind(1))
+        nodes = logits.shape[1]
         if self.hidden_states is not None:
             width = outputs.hidden_states[0].shape[1]
-            for rows in _rows_of_tokens(width, scores.shape[1], count):
+            for rows, _ in _rows_of_tokens(width, nodes, path):
                 self.hidden_states.append(tuple(h[:, rows] for h in outputs.hidden_states))
         if self.attentions is not None and not outputs.attentions:
             raise LossyError(
@@ -60,10 +67,13 @@ class Recorder:
             )
         if self.attentions is not None:
             width = outputs.attentions[0].shape[-2]
-            for rows in _rows_of_tokens(width, scores.shape[1], count):
-                # the row of the token sees nothing after itself
+            for rows, before in _rows_of_tokens(width, nodes, path):
+                # of the columns, those of the tokens before the nodes and of the nodes up to the token's own
                 self.attentions.append(
-                    tuple(a[..., rows, : a.shape[-1] - (width - rows.stop)] for a in outputs.attentions)
+                    tuple(
+                        a[..., rows, [*range(a.shape[-1] - nodes), *(a.shape[-1] - nodes + n for n in before)]]
+                        for a in outputs.attentions
+                    )
                 )
 
     def output(self, sequences: Tensor, cache: Any, stats: VerificationStats) -> LossyDecoderOnlyOutput:
@@ -73,9 +83,9 @@ class Recorder:
         return LossyDecoderOnlyOutput(sequences=sequences, verification=stats, **{CACHE_NAME: cache}, **fields)
 
 
-def _rows_of_tokens(width: int, positions: int, count: int) -> Iterator[slice]:
-    """The rows of a forward over ``width`` tokens that belong to each of the first ``count`` of its last ``positions``
-    positions; everything before them belongs to the first."""
-    before = width - positions
-    for j in range(count):
-        yield slice(0 if j == 0 else before + j, before + j + 1)
+def _rows_of_tokens(width: int, nodes: int, path: Sequence[int]) -> Iterator[tuple[slice, Sequence[int]]]:
+    """For each node of a path its rows of a forward over ``width`` tokens that ends in ``nodes`` nodes, with everything
+    before the nodes counted to the root; and the path up to it."""
+    before = width - nodes
+    for j, node in enumerate(path):
+        yield slice(before + node if j else 0, before + node + 1), path[: j + 1]

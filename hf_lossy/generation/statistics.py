@@ -27,12 +27,15 @@ class Round:
         emitted: all tokens emitted, ``accepted`` plus the replaced or bonus token unless the stop came before it.
         stop: why generation ended in this round (``"eos"``, ``"length"``, or the class of the stopping criterion), else
             None.
+        depth: how many of the proposed tokens can be accepted at most: the longest path of a tree; None: all of
+            them, a chain.
     """
 
     drafted: int
     accepted: int
     emitted: int
     stop: str | None = None
+    depth: int | None = None
 
 
 @dataclass(slots=True)
@@ -151,11 +154,11 @@ class VerificationStats:
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """For each position of the draft: rounds that kept it / rounds that drafted it."""
-        longest = max((r.drafted for r in self.rounds), default=0)
+        """For each position of the draft (level of a tree): rounds that kept a token there / rounds that drafted one."""
+        depths = [r.drafted if r.depth is None else r.depth for r in self.rounds]
         return [
-            _ratio(sum(r.accepted > i for r in self.rounds), sum(r.drafted > i for r in self.rounds))
-            for i in range(longest)
+            _ratio(sum(r.accepted > i for r in self.rounds), sum(depth > i for depth in depths))
+            for i in range(max(depths, default=0))
         ]
 
     @property

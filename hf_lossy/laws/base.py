@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import LossyError, unknown
+from ..numerics import at, one_hot
 
 Family = Literal["lossless", "collaborative", "truncation", "baseline"]
 
@@ -132,6 +133,11 @@ class Law:
     def shape_draft(self, q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
         """The distribution that the draft samples from, given its own; the identity unless a law truncates the draft."""
         return q
+
+    def keeps(self, p: Float[Tensor, "*batch vocab"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """With what probability a candidate that counts as q = 1 is kept: π(token) at q = δ_token, unless a law says
+        otherwise. See :func:`hf_lossy.couplings.sibling_walk`."""
+        return at(self.induced(p, one_hot(token, p)), token)
 
     def published_rule(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..numerics import restrict
+from ..numerics import at, restrict
 from .allowed import eta_set
 from .base import Law, parameter, register
 
@@ -43,6 +43,9 @@ class Eta(Law):
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
         return self._truncate(p)
+
+    def keeps(self, p: Float[Tensor, "*batch vocab"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return at(eta_set(p, self.epsilon, self.delta).to(p.dtype), token)
 
     def shape_draft(self, q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
         return self._truncate(q) if self.truncate_draft else q

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..numerics import restrict
+from ..numerics import at, restrict
 from .allowed import min_p_set
 from .base import Law, parameter, register
 
@@ -40,6 +40,9 @@ class MinP(Law):
 
     def shape_draft(self, q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
         return restrict(q, min_p_set(q, self.p_base)) if self.truncate_draft else q
+
+    def keeps(self, p: Float[Tensor, "*batch vocab"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return at(p if self.is_strict else min_p_set(p, self.p_base).to(p.dtype), token)
 
     @property
     def is_strict(self) -> bool:

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..laws.base import Law
+from ..numerics import at, one_hot, sample
+from ..scores import Coins, Scorer
+from ..tree import Tree
+from .base import Draft, Proposal
+
+
+class StepwiseDraft(Draft):
+    """Drafts a chain token by token, each drawn from the distribution after those before it.
+
+    Args:
+        scorer: the draft's processors, over the target's vocabulary.
+        law: asked for the distribution the draft samples from (``law.shape_draft``).
+        coins: where randomness comes from.
+        device: the target's device, where tokens and q are needed.
+        greedy: draft the likeliest token.
+        point_mass: q is a point mass on the drafted token (a greedy draft that is verified as if sampled).
+        needs_probs: leave q out where nothing will read it.
+        confidence: stop drafting after a token with q below this; 0 never stops.
+        ends: stop drafting after one of these tokens. Only looked at on a CPU, or for processors that look at the prefix;
+            elsewhere the host would have to wait for the device after every token, and drafting on is cheaper.
+        samples: whether the candidates count as sampled from q.
+    """
+
+    has_probs = True
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        law: Law,
+        coins: Coins,
+        device: torch.device,
+        *,
+        greedy: bool,
+        point_mass: bool,
+        needs_probs: bool,
+        confidence: float,
+        ends: Collection[int],
+        samples: bool,
+        num_assistant_tokens: int,
+        schedule: str,
+    ) -> None:
+        super().__init__(num_assistant_tokens, schedule)
+        self.scorer, self.law, self.coins, self.device = scorer, law, coins, device
+        self.greedy, self.point_mass, self.needs_probs, self.confidence = greedy, point_mass, needs_probs, confidence
+        self.ends = ends if device.type == "cpu" or not scorer.prefix_free else ()
+        self.samples = samples
+
+    def logits(
+        self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
+    ) -> Float[Tensor, "batch 1 rows"]:
+        """Raw logits after the first ``length`` tokens and the drafted ones, of which all but the last were fed before."""
+        raise NotImplementedError
+
+    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
+        drafted, kept = list[Tensor](), list[Tensor]()
+        coins = None if self.greedy or count < 1 else self.coins(tokens.shape[0], count)
+        for i in range(count):
+            logits, prefix = self.logits(tokens, length, drafted), tokens[:, :length]
+            if drafted and not self.scorer.prefix_free:
+                prefix = torch.cat([prefix, torch.stack(drafted, 1).to(prefix.device)], 1)
+            q = self.distribution(logits, prefix, length + i)
+            token = q.argmax(-1) if coins is None else sample(q, coins[:, i].to(q.device))
+            drafted.append(token)
+            if self.needs_probs:
+                kept.append(one_hot(token, q) if self.point_mass else q)
+            unsure = self.confidence and (at(q, token) < self.confidence).all()
+            if unsure or (self.ends and all(t in self.ends for t in token.tolist())):
+                break
+        if not drafted:
+            return Proposal.nothing(tokens)
+        q_drafted = torch.stack(kept, 1).to(self.device) if kept else None
+        return Proposal(Tree.chain(torch.stack(drafted, 1).to(self.device)), q_drafted)
+
+    def next_logits(
+        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+    ) -> Float[Tensor, "batch 1 rows"] | None:
+        """Raw logits at a node of the last chain; see :meth:`Draft.next_probs`."""
+        return self.logits(tokens, length, [])
+
+    def next_probs(
+        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+    ) -> Float[Tensor, "batch vocab"] | None:
+        logits = self.next_logits(tokens, length, node)
+        if logits is None:
+            return None
+        q = self.distribution(logits, tokens, length)
+        if self.point_mass:
+            q = one_hot(q.argmax(-1), q)
+        return q.to(self.device)
+
+    def complain(self, position: int) -> Exception:
+        return self.scorer.complain(position)
+
+    def distribution(
+        self, logits: Float[Tensor, "batch 1 rows"], tokens: Int[Tensor, "batch capacity"], length: int
+    ) -> Float[Tensor, "batch vocab"]:
+        """q after the first ``length`` tokens; the scores where only their argmax will be read."""
+        scores = self.scorer.scores(logits, tokens, length)[:, 0]
+        if not (self.needs_probs or self.confidence) and self.greedy:
+            return scores
+        return self.law.shape_draft(scores.softmax(-1))

@@ -1,0 +1,132 @@
+"""From options to a draft, and to the coupling that fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..cached_model import CachedModel
+from ..compat import default_cache
+from ..couplings import (
+    Coupling,
+    DescendCoupling,
+    GreedyCoupling,
+    GreedyPointMassCoupling,
+    PointMassCoupling,
+    coupling,
+)
+from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, TwoModelDraft
+from ..errors import LossyError
+from ..laws import Law
+from ..scores import Coins, Scorer, without_temperature
+from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head
+
+
+def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupling]:
+    """The coupling that a run uses: greedy when nothing is sampled, the tree coupling for deterministic candidates."""
+    point_mass = options.draft_probs == "point_mass"
+    if not sampled:
+        return GreedyPointMassCoupling if point_mass else GreedyCoupling
+    if draft.samples:
+        return coupling(options.coupling or "block")
+    return PointMassCoupling if point_mass else DescendCoupling
+
+
+def make_draft(
+    config: GenerationConfig,
+    options: Options,
+    law: Law,
+    target: CachedModel,
+    target_scorer: Scorer,
+    coins: Coins,
+    mask: Tensor | None,
+    ends: Collection[int],
+) -> Draft:
+    """The draft that the options ask for."""
+    lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
+    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+        if getattr(config, name, None) is not None:
+            at_least(1, name, getattr(config, name))
+    if (lookup is None) == (assistant is None):
+        state = "both" if lookup is not None else "neither"
+        raise LossyError(
+            f"verification={law.name!r} needs one draft, got {state} of assistant_model and prompt_lookup_num_tokens: give "
+            "one (through decoder(), bind the assistant there), or verification=None for plain generation"
+        )
+    if not is_head(assistant):
+        _refuse(options, ("draft_mode", *TREE), "is for EAGLE-3 heads: leave it out, or give a head as assistant_model")
+    if assistant is None:
+        assert lookup is not None
+        why = "has no meaning with prompt lookup, which samples nothing: leave it out, or use a draft model"
+        _refuse(options, ("draft_temperature", "assistant_confidence_threshold"), why)
+        return PromptLookupDraft(
+            options.num_assistant_tokens or lookup,
+            config.max_matching_ngram_size or 2,
+            target_scorer,
+            options.num_assistant_tokens_schedule or "constant",
+        )
+    if assistant.config.is_encoder_decoder:
+        raise LossyError(
+            f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
+        )
+    sampled, temperature = bool(config.do_sample), options.draft_temperature
+    if temperature and not sampled:
+        raise LossyError(
+            f"draft_temperature={temperature!r} has no meaning with do_sample=False, where the draft is greedy: leave it "
+            "out, or sample"
+        )
+    processors = target_scorer.processors
+    if temperature is not None and sampled:
+        processors = without_temperature(processors, temperature)
+    stepwise: dict[str, Any] = {
+        "scorer": Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft"),
+        "law": law,
+        "coins": coins,
+        "device": coins.device,
+        "greedy": not sampled or temperature == 0,
+        "point_mass": sampled and temperature == 0,
+        "needs_probs": sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
+        "confidence": options.assistant_confidence_threshold or 0.0,
+        "ends": ends,
+        "num_assistant_tokens": options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH,
+        "schedule": options.num_assistant_tokens_schedule or "constant",
+    }
+    if is_head(assistant):
+        return head_draft(assistant, options, target, mask, stepwise)
+    positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
+    cached = CachedModel(assistant, default_cache(assistant), "draft", attention_mask=mask, position_ids=positions)
+    return TwoModelDraft(cached, **stepwise)
+
+
+def head_draft(
+    head: PreTrainedModel, options: Options, target: CachedModel, mask: Tensor | None, stepwise: dict[str, Any]
+) -> Draft:
+    """A tree or a chain from an EAGLE-3 head, which borrows the target's embedding unless it has one."""
+    mode = options.draft_mode or "tree"
+    if mode != "sampled" and options.draft_temperature == 0:
+        raise LossyError(
+            f"draft_temperature=0 has no meaning with draft_mode={mode!r}, whose candidates are the likeliest already: use "
+            "draft_probs='point_mass' to count them as q = 1"
+        )
+    head.borrow_embedding(target.model)
+    runner = HeadRunner(head, target, 0 if mask is None else int(mask[0].argmax()))
+    if mode == "tree":
+        of_chains = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+        _refuse(options, of_chains, f"is for chains: a tree has {', '.join(TREE)}; or use draft_mode='chain'")
+        given = {name: getattr(options, name) for name in TREE}
+        size, depth, top_k = (TREE[name] if value is None else value for name, value in given.items())
+        return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], size=size, depth=depth, top_k=top_k)
+    _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
+    stepwise["num_assistant_tokens"] = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
+    stepwise["greedy"] |= mode == "chain"
+    return Eagle3ChainDraft(runner, samples=mode == "sampled", **stepwise)
+
+
+def _refuse(options: Options, names: Collection[str], why: str) -> None:
+    """An error for the first of these options that was given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise LossyError(f"{name}={getattr(options, name)!r} {why}")
