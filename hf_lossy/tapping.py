@@ -25,7 +25,8 @@ class Taps:
 
     def __init__(self, model: PreTrainedModel, indices: Sequence[int], start: int = 0) -> None:
         self._modules = [_module(model, i) for i in indices]
-        self._start, self._joined = start, None
+        self._start = start
+        self._joined: Tensor | None = None
         self._new: list[Tensor | None] = [None] * len(indices)
         self._hooks: list[Any] = []
 

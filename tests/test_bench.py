@@ -17,7 +17,7 @@ import typer
 
 from hf_lossy import bench
 from hf_lossy.bench import coupling as coupling_bench
-from hf_lossy.bench import efficiency, throughput
+from hf_lossy.bench import efficiency, throughput, trees
 from hf_lossy.bench.cases import LAWS, cases
 from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
 from hf_lossy.cli.bench import bench as command
@@ -143,6 +143,129 @@ def test_prompt_lookup_has_no_couplings_to_compare():
     names = [m.name for m in throughput.methods(pair, 4)]
     assert not any("cos" in name for name in names)
     assert len(names) == 6
+
+
+# --- EAGLE-3 heads ------------------------------------------------------------------------------------------------------
+
+
+def head_pair() -> Pair:
+    target = models.target()
+    prompts = ["hello", "what a day", "abab", "once upon"]
+    return Pair("tiny", target, models.head(target), models.char_tokenizer(), prompts)
+
+
+@pytest.fixture(scope="module")
+def on_trees():
+    pair = head_pair()
+    state = torch.get_rng_state()
+    found = list(trees.measure_trees(pair, prompts=3, repeats=2, max_new_tokens=8, sequences=4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert pair.target.dtype == pair.head.dtype == torch.float32
+    return found
+
+
+def test_trees_are_handed_over_section_by_section(on_trees):
+    assert [list(figures)[1:] for figures in on_trees] == [list(trees.SECTIONS[:n]) for n in (1, 2, 3)]
+    assert on_trees[-1]["settings"]["sequences"] == 4
+    json.dumps(on_trees)
+
+
+def test_acceptance_of_chains_and_trees(on_trees):
+    found = on_trees[-1]["acceptance"]
+    assert [(one["name"], one["temperature"]) for one in found] == [
+        ("chain, γ = 4", 0),
+        ("tree 60/5/10", 0),
+        ("chain, γ = 4", 0.7),
+        ("tree 60/5/10", 0.7),
+        ("sampled chain, γ = 4", 0.7),
+    ]
+    for one in found:
+        assert one["mean_acceptance_length"]["clusters"] == 4
+        kept = [position["mean"] for position in one["per_position"]]
+        assert len(kept) > 4 if one["name"].startswith("tree") else len(kept) == 4
+        assert all(0 <= share <= 1 for share in kept)
+    chain, tree = found[:2]
+    assert 1 <= chain["mean_acceptance_length"]["mean"] <= tree["mean_acceptance_length"]["mean"]
+
+
+def test_speed_of_shapes_beside_plain_decoding(on_trees):
+    found = on_trees[-1]["speed"]
+    assert list(found) == ["float32", "bfloat16"]
+    for figures in found.values():
+        assert [one["name"] for one in figures["shapes"]] == [trees.shape_name(shape) for shape in trees.SHAPES]
+        for one in figures["shapes"]:
+            assert one["ratio"]["repeats"] == one["break_even"]["repeats"] == 2
+            assert one["mean_acceptance_length"]["clusters"] == 3
+            assert one["break_even"]["median"] > 0
+        assert figures["pays"] == (max(one["speed_up"]["median"] for one in figures["shapes"]) > 1)
+    assert {one["same_text"] for one in found["float32"]["shapes"]} == {3}
+
+
+def test_laws_on_a_tree_under_both_readings(on_trees):
+    found = on_trees[-1]["laws"]
+    assert (found["name"], found["prompts"]) == ("tree 60/5/10", 1)
+    cases = {(one["law"], one["draft_probs"]): one for one in found["laws"]}
+    laws = {law for law, _ in cases}
+    assert {(law, reading) for law in laws for reading in trees.READINGS} == cases.keys()
+    assert {"lossless", "lenience(0.2)", "lenience(0.6)", "min_p(0.1)", "min_p(0.5)"} <= laws
+    assert cases["lossless", "head"]["tv"]["mean"] == 0
+    assert cases["lossless", "point_mass"]["tv"]["mean"] == pytest.approx(0, abs=1e-6)  # by another sum
+    assert 0 < cases["lenience(0.2)", "head"]["max_log_ratio"] <= math.log(5) + 1e-5
+    assert all(one["tokens"] == 8 for one in cases.values())
+    # the same law of p alone, whichever way the candidates are read; q = 1 is another rule for the laws of p and q
+    assert cases["cos(0.2)", "head"]["tv"] != cases["cos(0.2)", "point_mass"]["tv"]
+
+
+def test_a_tree_in_another_dtype_leaves_the_first_alone():
+    pair = head_pair()
+    pair.head.borrow_embedding(pair.target)
+    before = [p.clone() for p in pair.target.parameters()]
+    twin = trees.in_dtype(pair, torch.bfloat16)
+    assert twin.target.dtype == twin.draft.dtype == torch.bfloat16
+    assert twin.draft.rotary.inv_freq.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(before, pair.target.parameters(), strict=True))
+    assert pair.head.embed(torch.tensor([[1]])).dtype == torch.float32
+
+
+def test_mean_acceptance_length_counts_the_rounds_that_drafted():
+    rounds = [Round(0, 0, 1), Round(4, 2, 3), Round(4, 4, 5)]
+    rows = [RowStats(rounds=rounds), RowStats(rounds=[Round(0, 0, 1), Round(9, 1, 2, depth=3)])]
+    assert trees.acceptance_length(rows)["mean"] == pytest.approx((3 + 5 + 2) / 3)
+    assert trees.acceptance_length(rows[:1], [7])["mean"] == 4
+    kept = [position["mean"] for position in trees.per_position(rows)]
+    assert kept == pytest.approx([1, 2 / 3, 1 / 3, 1 / 2])  # the last level was drafted in two rounds only
+
+
+def test_the_clock_leaves_the_prompt_out():
+    pair, clock = head_pair(), trees.Clock()
+    for _ in range(2):
+        pair.target.generate(**pair.inputs("hello"), do_sample=False, max_new_tokens=6, streamer=clock)
+    assert [steps for _, steps in clock.calls] == [5, 5]
+    clock.calls = [(1.0, 5), (2.0, 5), (9.0, 3)]
+    assert clock.step(slice(0, 2)) == pytest.approx(0.3)
+
+
+def test_parts_that_make_no_sense_are_left_out():
+    pair = head_pair()
+    assert "left_out" in bench.measure_throughput(pair, 1, 1, 4)
+    assert "left_out" in bench.measure_efficiency(pair, 1, 1, 4)
+    assert ["left_out" in figures for figures in bench.measure_trees(tiny_pair(), 1, 1, 4, 1)] == [True]
+
+
+def test_the_command_prints_and_writes_the_trees(on_trees, tmp_path, monkeypatch, capsys):
+    module = sys.modules[command.__module__]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module.console, "_width", 200)
+    monkeypatch.setattr(module, "open_pair", lambda *_: head_pair())
+    monkeypatch.setattr("hf_lossy.bench.report.measure_trees", lambda *_, **__: iter(on_trees))
+    command(pair=["smollm2-eagle3"], only=["throughput", "efficiency", "trees"], write=True)
+    written = json.loads((tmp_path / bench.RESULTS / "smollm2-eagle3.json").read_text())
+    assert written["trees"].keys() == {*on_trees[-1], "provenance"}
+    assert "left_out" in written["efficiency"]
+    said = capsys.readouterr().out
+    assert said.count("4 prompts of 8 tokens") == 1  # each section is printed once
+    for text in ("throughput left out", "tree 60/5/10", "bfloat16", "lenience(0.2)", "overshoot"):
+        assert text in said
 
 
 # --- throughput ---------------------------------------------------------------------------------------------------------
@@ -333,7 +456,8 @@ def test_a_pair_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
     with pytest.raises(typer.Exit) as exit_:
         command(write=True, only=["efficiency"])
     assert exit_.value.exit_code == 1
-    assert sorted(p.name for p in (tmp_path / bench.RESULTS).iterdir()) == ["arithmetic.json", "smollm2.json"]
+    written = sorted(p.stem for p in (tmp_path / bench.RESULTS).iterdir())
+    assert written == ["arithmetic", "arithmetic-eagle3", "smollm2", "smollm2-eagle3"]
     said = capsys.readouterr().err
     assert "left out qwen-coder: not there: install it" in said
     assert "RuntimeError: boom" in said

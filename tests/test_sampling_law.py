@@ -23,7 +23,7 @@ import torch
 
 import hf_lossy
 from hf_lossy.couplings import BlockCoupling, Coupling, TokenCoupling
-from hf_lossy.drafting import two_model
+from hf_lossy.drafting import stepwise
 from hf_lossy.laws import law_class
 
 from . import oracle
@@ -483,8 +483,8 @@ def spied(monkeypatch):
         original_init(self, law, p, q, drafted)
         verified.append((q, drafted.clone()))
 
-    original_sample, original_init = two_model.sample, Coupling.__init__
-    monkeypatch.setattr(two_model, "sample", sample)
+    original_sample, original_init = stepwise.sample, Coupling.__init__
+    monkeypatch.setattr(stepwise, "sample", sample)
     monkeypatch.setattr(Coupling, "__init__", init)
     return drawn, verified
 

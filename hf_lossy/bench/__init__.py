@@ -2,7 +2,8 @@
 
 ``throughput``: tokens/s against transformers' own assisted generation and plain decoding, and the share of a round that
 is spent outside the models. ``coupling``: the time of one coupling in units of two softmaxes. ``efficiency``: tokens a
-round of the block, token and reference couplings at equal law. ``report``: which of them on which pair, and the files.
+round of the block, token and reference couplings at equal law. ``trees``: what an EAGLE-3 head is worth: acceptance and
+speed of chains and trees, and the laws on a tree. ``report``: which of them on which pair, and the files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from .efficiency import expected_tokens, measure_efficiency
 from .outside import outside_forwards
 from .report import PARTS, RESULTS, Settings, defaults, measure_pair, save, with_provenance
 from .throughput import measure_throughput
+from .trees import measure_trees
 
 __all__ = [
     "PARTS",
@@ -23,6 +25,7 @@ __all__ = [
     "measure_efficiency",
     "measure_pair",
     "measure_throughput",
+    "measure_trees",
     "outside_forwards",
     "save",
     "with_provenance",

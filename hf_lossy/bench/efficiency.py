@@ -99,6 +99,8 @@ def measure_efficiency(
     of ``generate`` for each law and coupling."""
     if pair.draft is None:
         return {"left_out": "prompt lookup has no q and one coupling only"}
+    if pair.head is not None:
+        return {"left_out": "the trees and chains of an EAGLE-3 head have one coupling only; see the part trees"}
     return {
         "settings": {
             "num_assistant_tokens": draft_length(pair),

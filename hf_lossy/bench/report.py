@@ -13,9 +13,10 @@ from ..provenance import provenance, write_json
 from .efficiency import measure_efficiency
 from .estimates import Track, untracked
 from .throughput import measure_throughput
+from .trees import measure_trees
 
-PARTS = ("throughput", "coupling", "efficiency")
-"""What can be measured; ``coupling`` needs no pair."""
+PARTS = ("throughput", "coupling", "efficiency", "trees")
+"""What can be measured; ``coupling`` needs no pair, ``trees`` one with an EAGLE-3 head."""
 RESULTS = Path("docs/results/bench")
 
 
@@ -24,10 +25,11 @@ class Settings:
     """How much is measured on a pair.
 
     Attributes:
-        prompts, repeats: of the throughput; every method runs on each prompt in each repeat.
+        prompts, repeats: of the throughput and of the trees' speed; every method runs on each prompt in each repeat.
         max_new_tokens: tokens a text.
         rounds: recorded rounds for the expected tokens a round.
-        sequences: calls of ``generate`` for each law and coupling, for the block efficiency as counted.
+        sequences: calls of ``generate`` for each law and coupling, for the block efficiency as counted; prompts of the
+            trees' acceptance, whose first quarter is that of the laws.
     """
 
     prompts: int
@@ -41,8 +43,10 @@ _EMBEDDED = Settings(prompts=30, repeats=5, max_new_tokens=24, rounds=2000, sequ
 _DEFAULTS = {
     "arithmetic": _EMBEDDED,
     "arithmetic-shortcut": _EMBEDDED,
+    "arithmetic-eagle3": _EMBEDDED,
     "qwen-coder": Settings(prompts=6, repeats=2, max_new_tokens=32, rounds=360, sequences=6),
     "smollm2": Settings(prompts=10, repeats=3, max_new_tokens=64, rounds=0, sequences=0),
+    "smollm2-eagle3": Settings(prompts=4, repeats=3, max_new_tokens=64, rounds=0, sequences=36),
 }
 
 
@@ -59,13 +63,18 @@ def measure_pair(
     done: Callable[[str, dict[str, Any]], None],
     track: Track = untracked,
 ) -> None:
-    """Measure parts of a pair, and hand over each as soon as it is done: ``done(part, figures)``."""
+    """Measure parts of a pair, and hand over each as soon as it is done: ``done(part, figures)``. The trees are handed over
+    after each of their sections, with those before it."""
     if "throughput" in parts:
         figures = measure_throughput(pair, settings.prompts, settings.repeats, settings.max_new_tokens, track=track)
         done("throughput", figures)
     if "efficiency" in parts:
         figures = measure_efficiency(pair, settings.rounds, settings.sequences, settings.max_new_tokens, track=track)
         done("efficiency", figures)
+    if "trees" in parts:
+        amount = (settings.prompts, settings.repeats, settings.max_new_tokens, settings.sequences)
+        for figures in measure_trees(pair, *amount, track=track):
+            done("trees", figures)
 
 
 def with_provenance(figures: dict[str, Any]) -> dict[str, Any]:

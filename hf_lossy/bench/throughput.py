@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,36 +143,58 @@ def transformers_draft_length(draft: PreTrainedModel | None, gamma: int) -> Iter
         draft.generation_config = before
 
 
-def measure_throughput(
-    pair: Pair, prompts: int, repeats: int, max_new_tokens: int, seed: int = 0, track: Track = untracked
-) -> dict[str, Any]:
+def run_in_turn(
+    work: Sequence[tuple[Pair, Method]],
+    inputs: Sequence[dict[str, Tensor]],
+    repeats: int,
+    seed: int,
+    track: Track,
+    description: str,
+) -> list[Measured]:
     """Run every method on every prompt, ``repeats`` times, in rotating order after a warm-up.
 
-    Returns:
-        ``settings``; ``methods``: tokens/s, statistics and time outside forwards; ``ratios``: median of the repeats' ratios
-        of tokens/s with its quartiles and the 95 % bootstrap interval over prompts; ``same_greedy_text``: on how many
-        prompts greedy speculation wrote what plain decoding did.
+    Args:
+        work: the methods, each with the models that it runs on, all on one device.
+        inputs: the prompts, as ``generate`` takes them.
     """
-    inputs = [pair.inputs(text) for text in pair.prompts[:prompts]]
-    found = [Measured(method) for method in methods(pair, max_new_tokens)]
-    devices = [pair.target.device] if pair.target.device.type == "cuda" else []
-    with transformers_draft_length(pair.draft, draft_length(pair)), torch.random.fork_rng(devices):
-        for one in found:
+    device = work[0][0].target.device
+    found = [(pair, Measured(method)) for pair, method in work]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for pair, one in found:
             one.method(pair, inputs[0], seed, VerificationStats())  # warm-up
         cells = [(repeat, i) for repeat in range(repeats) for i in range(len(inputs))]
-        for repeat, i in track(cells, f"{pair.name}: tokens/s"):
-            for one in rotated(found, repeat + i):
+        for repeat, i in track(cells, description):
+            for pair, one in rotated(found, repeat + i):
                 if i == 0:
                     one.tokens.append([])
                     one.seconds.append([])
                     one.stats.append(VerificationStats())
                 call = partial(one.method, pair, inputs[i], seed + 1000 * repeat + i, one.stats[-1])
-                ids, seconds = timed(call, pair.target.device)
+                ids, seconds = timed(call, device)
                 one.seconds[-1].append(seconds)
                 new = ids[0, inputs[i]["input_ids"].shape[1] :].tolist()
                 one.tokens[-1].append(len(new))
                 if repeat == 0:
                     one.texts.append(new)
+    return [one for _, one in found]
+
+
+def measure_throughput(
+    pair: Pair, prompts: int, repeats: int, max_new_tokens: int, seed: int = 0, track: Track = untracked
+) -> dict[str, Any]:
+    """Every method on every prompt (:func:`run_in_turn`).
+
+    Returns:
+        ``settings``; ``methods``: tokens/s, statistics and time outside forwards; ``ratios``: median of the repeats' ratios
+        of tokens/s with its quartiles and the 95 % bootstrap interval over prompts; ``same_greedy_text``: on how many
+        prompts greedy speculation wrote what plain decoding did. Or ``left_out``: why there is nothing to compare.
+    """
+    if pair.head is not None:
+        return {"left_out": "an EAGLE-3 head is no draft of transformers' assisted generation; see the part trees"}
+    inputs = [pair.inputs(text) for text in pair.prompts[:prompts]]
+    work = [(pair, method) for method in methods(pair, max_new_tokens)]
+    with transformers_draft_length(pair.draft, draft_length(pair)):
+        found = run_in_turn(work, inputs, repeats, seed, track, f"{pair.name}: tokens/s")
     by_name = {one.method.name: one for one in found}
     plain = by_name["plain, greedy"].texts
     return {

@@ -3,27 +3,25 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich import box
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..bench import PARTS, RESULTS, defaults, measure_coupling, measure_pair, save, with_provenance
+from ..bench.trees import READINGS, SECTIONS
 from ..errors import LossyError, unknown
 from ..loading import PAIRS
 from ..provenance import write_json
-from .common import DtypeOption, ThreadsOption, console, number, open_pair, status
+from .common import DtypeOption, ThreadsOption, console, interval, number, open_pair, status, track
 
-T = TypeVar("T")
 KINDS = ("token", "block", "reference")
-WRITTEN = ("arithmetic", "qwen-coder", "smollm2")
+WRITTEN = ("arithmetic", "arithmetic-eagle3", "qwen-coder", "smollm2", "smollm2-eagle3")
 """The pairs of ``--write``; those that are not installed are left out."""
 
 
@@ -31,15 +29,15 @@ def bench(
     pair: Annotated[
         list[str] | None,
         typer.Option(
-            help="A named pair: arithmetic, arithmetic-shortcut, qwen-coder, smollm2; may be given several times. Default: "
-            "arithmetic, and with --write every one of arithmetic, qwen-coder, smollm2 that is there."
+            help=f"A named pair: {', '.join(PAIRS)}; may be given several times. Default: arithmetic, and with --write "
+            f"every one of {', '.join(WRITTEN)} that is there."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="throughput, coupling or efficiency; may be given several times (default: all)."),
+        typer.Option(help=f"{', '.join(PARTS)}; may be given several times (default: all)."),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts of the throughput (default: the pair's).")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts of what is timed (default: the pair's).")] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Interleaved repeats (default: the pair's; 40 couplings).")
     ] = None,
@@ -48,7 +46,10 @@ def bench(
         int | None, typer.Option(min=1, help="Recorded rounds of the efficiency (default: the pair's).")
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="Texts for each law and coupling of the efficiency (default: the pair's).")
+        int | None,
+        typer.Option(
+            min=1, help="Texts for each law and coupling of the efficiency, prompts of the trees (default: the pair's)."
+        ),
     ] = None,
     threads: ThreadsOption = None,
     dtype: DtypeOption = "float32",
@@ -113,7 +114,11 @@ class Results:
         self.report.setdefault(name, {})[part] = figures
         if self.write:
             status.print(f"wrote {part} to {save(RESULTS, name, part, figures)}")
-        if self.as_json != "-":
+        if self.as_json == "-":
+            return
+        if "left_out" in figures:
+            console.print(f"{name}: {part} left out: {figures['left_out']}")
+        else:
             SHOWN[part](name, figures)
 
     def finish(self, left_out: dict[str, str], failed: dict[str, str]) -> None:
@@ -123,19 +128,6 @@ class Results:
             print(json.dumps(whole, indent=2, ensure_ascii=False))
         elif self.as_json is not None:
             write_json(Path(self.as_json), whole)
-
-
-def track(items: Sequence[T], description: str) -> Iterator[T]:
-    """Go through items with a progress bar and the time left. It is redrawn between measurements only: a thread that redraws
-    it would run during them."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=status, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task(description, total=len(items))
-        progress.refresh()
-        for item in items:
-            yield item
-            progress.advance(task)
-            progress.refresh()
 
 
 def show_throughput(name: str, figures: dict[str, Any]) -> None:
@@ -194,9 +186,6 @@ def show_coupling(name: str, figures: dict[str, Any]) -> None:
 
 def show_efficiency(name: str, figures: dict[str, Any]) -> None:
     """Tokens a round."""
-    if "left_out" in figures:
-        console.print(f"{name}: tokens a round by coupling left out: {figures['left_out']}")
-        return
     expected, counted = figures["expected"], figures["counted"]
     title = f"{name}: tokens a round at temperature 1, γ = {figures['settings']['num_assistant_tokens']}"
     caption = (
@@ -206,13 +195,98 @@ def show_efficiency(name: str, figures: dict[str, Any]) -> None:
     table = _table(title, caption, "law", *KINDS, "block\n− token", "block\n− reference")
     for law, kinds in expected["laws"].items():
         columns = (*KINDS, "block minus token", "block minus reference")
-        table.add_row(law, *(_interval(kinds.get(column), 3) for column in columns))
+        table.add_row(law, *(interval(kinds.get(column), 3) for column in columns))
         found = counted["laws"][law]
-        table.add_row("  counted", *(_interval(found.get(kind), 2) for kind in KINDS), style="dim")
+        table.add_row("  counted", *(interval(found.get(kind), 2) for kind in KINDS), style="dim")
     console.print(table)
 
 
-SHOWN = {"throughput": show_throughput, "coupling": show_coupling, "efficiency": show_efficiency}
+def show_trees(name: str, figures: dict[str, Any]) -> None:
+    """The newest of the sections."""
+    newest = [section for section in SECTIONS if section in figures][-1]
+    {"acceptance": show_acceptance, "speed": show_speed, "laws": show_laws}[newest](name, figures)
+
+
+def show_acceptance(name: str, figures: dict[str, Any]) -> None:
+    """What is kept of chains and trees."""
+    settings = figures["settings"]
+    title = (
+        f"{name}: {settings['sequences']} prompts of {settings['max_new_tokens']} tokens, lossless, {settings['dtype']}"
+    )
+    caption = (
+        "tree: size/depth/top-k. 1, 2, …: of the rounds that drafted so deep, the share that kept a token there. ± half of "
+        "a 95 % interval over prompts"
+    )
+    deepest = max(len(one["per_position"]) for one in figures["acceptance"])
+    columns = ("T", "mean acceptance\nlength", "tokens a\nforward", *map(str, range(1, deepest + 1)))
+    table = _table(title, caption, "draft", *columns)
+    for one in figures["acceptance"]:
+        table.add_row(
+            one["name"],
+            f"{one['temperature']:g}",
+            interval(one["mean_acceptance_length"], 2),
+            number(one["tokens_per_forward"]),
+            *(number(position["mean"]) for position in one["per_position"]),
+        )
+    console.print(table)
+
+
+def show_speed(name: str, figures: dict[str, Any]) -> None:
+    """Chains and trees beside plain decoding."""
+    settings = figures["settings"]
+    caption = (
+        "median of the repeats \\[quartiles]; break-even: the mean acceptance length (MAL) at which a round takes as long "
+        "as the plain steps it replaces"
+    )
+    for dtype, found in figures["speed"].items():
+        title = (
+            f"{name}: {settings['prompts']} prompts × {settings['repeats']} repeats, greedy, {dtype}, {_machine(figures)}; "
+            f"plain {found['plain']['tokens_per_second']['median']:.1f} tokens/s"
+        )
+        table = _table(title, caption, "draft", "tokens/s", "× plain", "ms a\nround", "MAL", "break-even", "same\ntext")
+        for one in found["shapes"]:
+            table.add_row(
+                one["name"],
+                number(one["tokens_per_second"]["median"], 1),
+                _spread(one["ratio"]),
+                number(one["round_milliseconds"]["median"], 1),
+                number(one["mean_acceptance_length"]["mean"]),
+                _spread(one["break_even"]),
+                f"{one['same_text']}/{settings['prompts']}",
+                style="bold" if one["name"] == found["best"] else "",
+            )
+        console.print(table)
+        console.print(f"best: {found['best']}" if found["pays"] else f"nothing pays; the best is {found['best']}")
+
+
+def show_laws(name: str, figures: dict[str, Any]) -> None:
+    """What each law does on a tree."""
+    found = figures["laws"]
+    title = f"{name}: {found['name']}, T = {found['temperature']:g}, {found['prompts']} prompts"
+    caption = (
+        "MAL: mean acceptance length. head: candidates count with the head's probability; q = 1: each as if certain. "
+        "TV(π, p): mean over tokens; overshoot: the largest log(π/p); ± half of a 95 % interval over prompts"
+    )
+    columns = (f"{figure}\n{reading}" for figure in ("MAL", "TV", "overshoot") for reading in ("head", "q = 1"))
+    table = _table(title, caption, "law", *columns)
+    cases = {(one["law"], one["draft_probs"]): one for one in found["laws"]}
+    for law in dict.fromkeys(one["law"] for one in found["laws"]):
+        both = [cases[law, reading] for reading in READINGS]
+        table.add_row(
+            law,
+            *(interval(one["mean_acceptance_length"], 2) for one in both),
+            *(interval(one["tv"], 3) for one in both),
+            *("∞" if one["max_log_ratio"] is None else number(one["max_log_ratio"]) for one in both),
+        )
+    console.print(table)
+
+
+SHOWN = {
+    "throughput": show_throughput,
+    "coupling": show_coupling,
+    "efficiency": show_efficiency,
+    "trees": show_trees,
+}
 
 
 def _table(title: str, caption: str, first: str, *columns: str) -> Table:
@@ -234,10 +308,3 @@ def _spread(found: dict[str, Any] | None) -> str:
     if found is None:
         return "–"
     return "{:.2f} \\[{:.2f} {:.2f}]".format(found["median"], *found["quartiles"])
-
-
-def _interval(found: dict[str, Any] | None, digits: int) -> str:
-    if found is None:
-        return "–"
-    half = found["half_width"]
-    return number(found["mean"], digits) + ("" if half is None else f" ± {half:.{digits}f}")

@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import LossyError
 from ..laws import Law, law, law_class
-from ..loading import CHAT_PROMPTS, Pair, load_model, load_pair
+from ..loading import PAIRS, Pair, load_pair, pair_of, with_draft
 
+T = TypeVar("T")
 console = Console()
 status = Console(stderr=True)
 
+DEFAULT_PAIR = "arithmetic"
 PairOption = Annotated[
-    str, typer.Option(help="A named pair: arithmetic, arithmetic-shortcut (embedded), qwen-coder, smollm2.")
+    str | None, typer.Option(help=f"A named pair: {', '.join(PAIRS)} (default: {DEFAULT_PAIR}).", show_default=False)
 ]
 TargetOption = Annotated[str | None, typer.Option(help="Target: a Hub id, a folder or a .gguf file.")]
-DraftOption = Annotated[str | None, typer.Option(help="Draft for --target: a Hub id, a folder or a .gguf file.")]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft for --target, or in place of --pair's: a Hub id, a folder or a .gguf file; EAGLE-3 heads too."
+    ),
+]
 DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, … or auto (device_map).")]
 ThreadsOption = Annotated[int | None, typer.Option(help="Torch threads (default: 1 for embedded pairs, else all).")]
 
 
-def open_pair(pair: str, target: str | None, draft: str | None, dtype: str, device: str, threads: int | None) -> Pair:
+def open_pair(
+    pair: str | None, target: str | None, draft: str | None, dtype: str, device: str, threads: int | None
+) -> Pair:
     """The pair that the options name, with transformers kept quiet and the threads set."""
     import torch
     import transformers
 
+    if pair is not None and target is not None:
+        raise LossyError(f"--pair {pair} and --target {target} both name a target: give one of them")
+    if draft is not None and pair is None and target is None:
+        raise LossyError(
+            f"--draft {draft} needs --target as well, the model it drafts for, or a --pair to take it from"
+        )
     transformers.utils.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
-    embedded = target is None and pair.startswith("arithmetic")
+    named = pair or DEFAULT_PAIR
+    embedded = target is None and named.startswith("arithmetic")
     torch.set_num_threads(threads or (1 if embedded else os.cpu_count() or 1))
-    if target is None:
-        if draft is not None:
-            raise LossyError(f"--draft {draft} needs --target as well: give both, or a named --pair")
-        with status.status(f"loading {pair}"):
-            return load_pair(pair, dtype)
-    with status.status(f"loading {target}"):
-        model, tokenizer = load_model(target, dtype, device)
-    if draft is None:
-        lookup: dict[str, Any] = {"prompt_lookup_num_tokens": 7}
-        loaded = Pair(f"{target} (prompt lookup)", model, None, tokenizer, [], lookup)
-    else:
-        with status.status(f"loading {draft}"):
-            small, other = load_model(draft, dtype, device)
-        both = {"tokenizer": tokenizer, "assistant_tokenizer": other}
-        loaded = Pair(f"{target} with {draft}", model, small, tokenizer, [], both)
-    return dataclasses.replace(loaded, prompts=[loaded.chat(p) for p in CHAT_PROMPTS])
+    with status.status(f"loading {target or named}"):
+        if target is not None:
+            return pair_of(target, draft, dtype, device)
+        loaded = load_pair(named, dtype, device)
+        return loaded if draft is None else with_draft(loaded, draft, dtype, device)
 
 
 def parse_law(text: str) -> Law:
@@ -83,3 +89,24 @@ def _value(text: str) -> Any:
 def number(value: float | None, digits: int = 2) -> str:
     """A number for a table; a dash where there is none."""
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(found: dict[str, Any] | None, digits: int) -> str:
+    """A mean with half of its 95 % interval, for a table."""
+    if found is None:
+        return "–"
+    half = found["half_width"]
+    return number(found["mean"], digits) + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def track(items: Sequence[T], description: str) -> Iterator[T]:
+    """Go through items with a progress bar and the time left. It is redrawn between measurements only: a thread that redraws
+    it would run during them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=status, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task(description, total=len(items))
+        progress.refresh()
+        for item in items:
+            yield item
+            progress.advance(task)
+            progress.refresh()

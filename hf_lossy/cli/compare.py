@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..bench.trees import dtype_of, shape_name
 from ..embedded import clock_sums
 from ..generation import VerificationStats, generate
 from ..laws import Law, law
@@ -71,7 +72,7 @@ class Column:
 
 
 def compare(
-    pair: PairOption = "arithmetic",
+    pair: PairOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
@@ -87,6 +88,13 @@ def compare(
     coupling: Annotated[str, typer.Option(help="block, token or reference.")] = "block",
     bonus: Annotated[str, typer.Option(help="induced or target.")] = "induced",
     gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens in a round (default: the pair's).")] = None,
+    draft_mode: Annotated[str | None, typer.Option(help="Of an EAGLE-3 head: tree, chain or sampled.")] = None,
+    tree_size: Annotated[int | None, typer.Option(min=2, help="Nodes of its tree, the root included.")] = None,
+    tree_depth: Annotated[int | None, typer.Option(min=0, help="Expansions after the tree's first level.")] = None,
+    tree_top_k: Annotated[int | None, typer.Option(min=1, help="Candidates expanded at each level.")] = None,
+    draft_probs: Annotated[
+        str | None, typer.Option(help="head, or point_mass: each deterministic candidate counts as q = 1.")
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: the pair's, or 64.")] = None,
     seed: Annotated[int, typer.Option(help="Of every generation.")] = 0,
     dtype: DtypeOption = "float32",
@@ -100,17 +108,24 @@ def compare(
     if not any(c.law is not None and c.law.name == "lossless" for c in columns):
         columns.insert(1, Column("lossless", law("lossless")))
     loaded = open_pair(pair, target, draft, dtype, device, threads)
-    if any(c.law is not None and c.law.uses_draft for c in columns) and loaded.draft is None:
-        columns = [c for c in columns if c.law is None or not c.law.uses_draft] if not laws else columns
+    if loaded.draft is None and draft_probs != "point_mass" and not laws:
+        columns = [c for c in columns if c.law is None or not c.law.uses_draft]  # prompt lookup has no q
     texts = prompt or loaded.prompts[: prompts or (60 if loaded.arithmetic else 2)]
     if prompt and not loaded.arithmetic:
         texts = [loaded.chat(p) for p in prompt]
-    settings: dict[str, Any] = {**loaded.drafting(), "do_sample": temperature > 0}
+    lookup = loaded.draft is None
+    drafting = loaded.drafting(
+        **{"prompt_lookup_num_tokens" if lookup else "num_assistant_tokens": gamma},
+        draft_mode=draft_mode,
+        tree_size=tree_size,
+        tree_depth=tree_depth,
+        tree_top_k=tree_top_k,
+        draft_probs=draft_probs,
+    )
+    settings: dict[str, Any] = {**drafting, "do_sample": temperature > 0}
     if temperature > 0:
         settings |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings["max_new_tokens"] = max_new_tokens or settings.get("max_new_tokens", 64)
-    if gamma is not None:
-        settings["prompt_lookup_num_tokens" if loaded.draft is None else "num_assistant_tokens"] = gamma
     verification = {"coupling": coupling, "bonus": bonus}
     run(loaded, columns, texts, settings, verification, seed)
     marked = sum(_operands(loaded, text) is not None for text in texts)
@@ -118,7 +133,8 @@ def compare(
     options = {k: v for k, v in settings.items() if isinstance(v, int | float | str | bool)}
     report = {
         "pair": loaded.name,
-        "settings": {**options, **verification, "seed": seed, "dtype": dtype},
+        "settings": {**options, **verification, "seed": seed, "dtype": dtype_of(loaded)},
+        "draft": shape_name(settings) if loaded.head is not None else f"γ = {_gamma(settings)}",
         "prompts": texts,
         "marked": marked,
         "results": results,
@@ -228,7 +244,7 @@ def _coloured(pair: Pair, output: dict[str, Any], operands: list[int] | None) ->
 def table(report: dict[str, Any]) -> None:
     """The figures of all columns."""
     settings, count = report["settings"], len(report["prompts"])
-    title = f"{report['pair']}: {count} prompts, {_words(settings)}"
+    title = f"{report['pair']}: {count} prompts, {_words(report)}"
     shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     marked = report["marked"]
     names = ["tokens\n/s", "speed-\nup", "block\neff.", "accep-\ntance", "TV", "over-\nshoot", "seq.\nKL"]
@@ -267,7 +283,13 @@ def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:
     return (middle - spread) / (1 + z * z / of), (middle + spread) / (1 + z * z / of)
 
 
-def _words(settings: dict[str, Any]) -> str:
+def _gamma(settings: dict[str, Any]) -> int:
+    return int(settings.get("num_assistant_tokens") or settings.get("prompt_lookup_num_tokens") or 7)
+
+
+def _words(report: dict[str, Any]) -> str:
+    settings, used = report["settings"], report["results"][1]["statistics"]
     how = f"T = {settings['temperature']:g}" if settings["do_sample"] else "greedy"
-    gamma = settings.get("num_assistant_tokens", settings.get("prompt_lookup_num_tokens", 7))
-    return f"{how}, γ = {gamma}, {settings['coupling']} coupling, {settings['bonus']} bonus, seed {settings['seed']}"
+    reading = ", each candidate as q = 1" if used["draft_probs"] == "point_mass" else ""
+    coupling = "" if used["coupling"] == "greedy" else f", {used['coupling']} coupling"
+    return f"{how}, {report['draft']}{reading}{coupling}, {settings['bonus']} bonus, seed {settings['seed']}"

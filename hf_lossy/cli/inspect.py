@@ -25,36 +25,45 @@ from .common import (
     open_pair,
     status,
 )
+from .heads import inspect_head, show_head, show_probe, show_speed
 
 GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15)
 
 
 def inspect(
-    pair: PairOption = "arithmetic",
+    pair: PairOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 32,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Of an EAGLE-3 head: does it agree better with the target read another way?")
+    ] = False,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Whether a target and a draft fit, how fast they are here, and which draft length pays."""
+    """Whether a target and a draft fit, how fast they are here, and which draft length, or tree, pays."""
     loaded = open_pair(pair, target, draft, dtype, device, threads)
     if loaded.draft is None:
         raise LossyError(f"{loaded.name} has no draft model to inspect: give --draft")
-    assistant_tokenizer = loaded.generate.pop("assistant_tokenizer", loaded.tokenizer)
-    found = checks(loaded.target, loaded.draft, loaded.tokenizer, assistant_tokenizer)
-    report: dict[str, Any] = {"pair": loaded.name, "checks": [vars(c) for c in found]}
-    if all(c.ok for c in found):
-        report |= measure(loaded, prompts, max_new_tokens, temperature)
+    if loaded.head is not None:
+        report, fits = inspect_head(loaded, prompts, max_new_tokens, temperature, probe)
+    elif probe:
+        raise LossyError(f"--probe is for EAGLE-3 heads, and {loaded.name} has a draft model: leave it out")
+    else:
+        assistant_tokenizer = loaded.generate.pop("assistant_tokenizer", loaded.tokenizer)
+        found = checks(loaded.target, loaded.draft, loaded.tokenizer, assistant_tokenizer)
+        fits = all(c.ok for c in found)
+        report = {"pair": loaded.name, "checks": [vars(c) for c in found]}
+        report |= measure(loaded, prompts, max_new_tokens, temperature) if fits else {}
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         show(report)
-    if not all(c.ok for c in found):
+    if not fits:
         raise typer.Exit(1)
 
 
@@ -116,14 +125,24 @@ def measure(pair: Pair, prompts: int, max_new_tokens: int, temperature: float) -
 
 def show(report: dict[str, Any]) -> None:
     """Print a report of :func:`inspect`."""
+    if "head" in report:
+        show_head(report)
     fits = Table(title=f"{report['pair']}: do they fit?", title_justify="left")
     for column in ("", "target / draft", ""):
         fits.add_column(column, overflow="fold")
     for check in report["checks"]:
         fits.add_row(check["what"], check["found"], "[green]ok[/green]" if check["ok"] else "[red]no[/red]")
     console.print(fits)
-    if "gammas" not in report:
-        return
+    if "probe" in report:
+        show_probe(report["probe"])
+    if "speed" in report:
+        show_speed(report)
+    if "gammas" in report:
+        show_gammas(report)
+
+
+def show_gammas(report: dict[str, Any]) -> None:
+    """Times, and which draft length pays."""
     seconds, measured = report["seconds"], report["measured"]
     console.print(
         f"forward over one token: target {1e3 * seconds['target_forward_1']:.2f} ms, draft "

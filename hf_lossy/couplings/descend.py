@@ -52,15 +52,20 @@ def sibling_walk(
         p: the target's distribution.
         candidates: different tokens, in the draft's order of preference.
     """
-    emitted, left, reach = torch.zeros_like(p), p, torch.ones_like(p[..., :1])
+    if law.is_strict:  # p(c) each, and p renormalised: that is p
+        return p
+    # in double, since what is left may be a tiny part of p, and its size comes out as a difference
+    left = p.double()
+    left = left / left.sum(-1, keepdim=True)
+    emitted, reach = torch.zeros_like(left), torch.ones_like(left[..., :1])
     for k in range(candidates.shape[-1]):
         c = candidates[..., k : k + 1]
         keeps = law.keeps(left, c.squeeze(-1)).unsqueeze(-1)
         emitted.scatter_add_(-1, c, reach * keeps)
         reach = reach * (1 - keeps)
         left = left.scatter(-1, c, 0.0)
-        left = left / left.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
-    return emitted.add_(reach * left)
+        left = left / left.sum(-1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
+    return emitted.add_(reach * left).to(p.dtype)
 
 
 @register_coupling

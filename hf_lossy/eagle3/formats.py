@@ -98,7 +98,23 @@ def load_head(
     if target is not None:
         check_target(head, target)
         head.borrow_embedding(target)
-    return head.to(dtype or (torch.float32 if target is None else target.dtype)).eval()
+    dtype = dtype or (torch.float32 if target is None else target.dtype)
+    for (
+        parameter
+    ) in head.parameters():  # not the buffers: the frequencies of the rotation stay in float32, as in any model
+        parameter.data = parameter.data.to(dtype)
+    return head.eval()
+
+
+def is_head_config(config: dict[str, Any]) -> bool:
+    """Whether a ``config.json`` is that of an EAGLE-3 head, as far as that shows without the weights."""
+    marks = {"speculators_model_type", "eagle_config", "draft_vocab_size", "aux_hidden_states_layer_ids"}
+    architecture = (config.get("architectures") or [""])[0]
+    return (
+        config.get("model_type") == Eagle3Config.model_type
+        or not marks.isdisjoint(config)
+        or architecture in ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
+    )
 
 
 def detect(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path | str = "") -> str:

@@ -1,0 +1,229 @@
+"""Running methods over a task's items: one line an item, resumable, the same on any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+
+from ..errors import LossyError
+from ..generation import VerificationStats, generate
+from ..loading import Pair
+from ..provenance import provenance, write_json
+from .methods import Method
+from .tasks import Item, Task
+
+ITEMS, TIMES = "items.jsonl", "times.jsonl"
+
+
+class Processes(Protocol):
+    """How many processes work, which one this is, and a way to wait for the others (``accelerate.PartialState``)."""
+
+    num_processes: int
+    process_index: int
+
+    def wait_for_everyone(self) -> None: ...
+
+
+class Alone:
+    """One process."""
+
+    num_processes, process_index = 1, 0
+
+    def wait_for_everyone(self) -> None:
+        """Nobody to wait for."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One text to generate and mark: a method, a seed, an item."""
+
+    method: Method
+    seed: int
+    item: Item
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What it is called in the files."""
+        return self.method.key, self.seed, self.item.id
+
+
+def item_seed(seed: int, task: str, item: str) -> int:
+    """The seed of an item's coins: the same for every method, in whatever order and on whichever process it runs."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{task}/{item}".encode()).digest()[:7], "big")
+
+
+def open_results(folder: Path, config: dict[str, Any]) -> None:
+    """Make a result folder, or check that it belongs to the same configuration.
+
+    Raises:
+        LossyError: the folder holds results of another configuration.
+    """
+    path, text = folder / "config.yaml", yaml.safe_dump(config, sort_keys=True, allow_unicode=True)
+    if path.is_file():
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for name in sorted(before.keys() | config.keys()):
+            if before.get(name) != yaml.safe_load(text).get(name):
+                raise LossyError(
+                    f"{folder} holds results with {name} = {before.get(name)!r}, got {config.get(name)!r}: choose another "
+                    "folder, or the same configuration to go on"
+                )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise LossyError(f"{folder} holds files but no config.yaml: choose an empty folder or a new one")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    write_json(folder / "provenance.json", provenance())
+
+
+def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The finished lines of a file and of its parts; a last line that a kill cut off is dropped."""
+    found = []
+    stem = name.removesuffix(".jsonl")
+    for path in sorted([*folder.glob(name), *folder.glob(f"{stem}.part*.jsonl")]):
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return found
+
+
+def key_of(line: dict[str, Any]) -> tuple[str, int, str]:
+    """The key of a finished unit's line."""
+    return line["method"], line["seed"], line["item"]
+
+
+def run(
+    pair: Pair,
+    task: Task,
+    items: Sequence[Item],
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    settings: dict[str, Any],
+    folder: Path,
+    processes: Processes | None = None,
+    track: Callable[[Sequence[Unit], str], Iterable[Unit]] = lambda units, description: units,
+) -> list[dict[str, Any]]:
+    """Generate and mark whatever is not finished yet; the lines of all units, in order.
+
+    Args:
+        pair: target, draft, tokenizer.
+        settings: of ``generate`` (sampling, ``max_new_tokens``), the same for every method.
+        folder: gets a line for every finished unit at once, so that a kill loses the item in flight and no other.
+        processes: this one works on every n-th of the open units.
+        track: shows progress.
+    """
+    processes = processes or Alone()
+    units = [Unit(method, seed, item) for method in methods for seed in seeds for item in items]
+    done = {key_of(line) for line in read_lines(folder, ITEMS)}
+    processes.wait_for_everyone()  # everybody has read what was there before anybody adds to it
+    mine = [unit for unit in units if unit.key not in done][processes.process_index :: processes.num_processes]
+    part = f".part{processes.process_index}.jsonl"
+    with _Appending(folder / f"items{part}") as items_file, _Appending(folder / f"times{part}") as times_file:
+        for unit in track(mine, f"{pair.name}: {task.name}"):
+            line, seconds = one(pair, task, unit, settings)
+            for file, value in ((times_file, {**_named(unit), **seconds}), (items_file, {**_named(unit), **line})):
+                file.write(json.dumps(value, ensure_ascii=False) + "\n")
+                file.flush()
+    processes.wait_for_everyone()
+    if processes.process_index == 0:
+        for name in (ITEMS, TIMES):
+            _merge(folder, name, [unit.key for unit in units])
+    processes.wait_for_everyone()
+    return read_lines(folder, ITEMS)
+
+
+def one(pair: Pair, task: Task, unit: Unit, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Generate and mark one text: its line, and its times."""
+    inputs = pair.inputs(pair.chat(unit.item.prompt))
+    length = inputs["input_ids"].shape[1]
+    seed = item_seed(unit.seed, task.name, unit.item.id)
+    stops = {"stop_strings": list(task.stop), "tokenizer": pair.tokenizer} if task.stop else {}
+    stats, law = VerificationStats(), unit.method.law
+    began = time.perf_counter()
+    if law is None:
+        devices = [pair.target.device] if pair.target.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            out = pair.target.generate(**inputs, **settings, **stops)
+    else:
+        generator = torch.Generator(pair.target.device).manual_seed(seed)
+        how = {**pair.drafting(**unit.method.options), **settings, **stops}
+        out = generate(
+            pair.target,
+            **inputs,
+            **how,
+            verification=law,
+            accounting=True,
+            generator=generator,
+            verification_stats=stats,
+        )
+    seconds = time.perf_counter() - began
+    tokens = out[0, length:].tolist()
+    text = pair.tokenizer.decode(tokens, skip_special_tokens=not pair.arithmetic)
+    score = task.score(unit.item.record, text)
+    line: dict[str, Any] = {"correct": score.correct, "parsed": score.parsed, "tokens": len(tokens), "text": text}
+    times = {"seconds": seconds}
+    if law is not None:
+        totals = stats.accounting or {}
+        times |= {name: stats.seconds[name] for name in ("target_forward", "draft_forward")}
+        line |= {
+            "rounds": len(stats.rounds),
+            "accepted": stats.accepted,
+            "drafted": stats.drafted,
+            "kept": [r.accepted for r in stats.rounds],
+            **{name: totals.get(name) for name in ("tv", "kl", "max_log_ratio", "acceptance", "wasted_distortion")},
+        }
+    return line, times
+
+
+def _named(unit: Unit) -> dict[str, Any]:
+    return {"method": unit.method.key, "name": unit.method.name, "seed": unit.seed, "item": unit.item.id}
+
+
+class _Appending:
+    """A file to append lines to; what a kill cut off at its end is ended first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Any:
+        whole = self.path.is_file() and self.path.stat().st_size > 0
+        cut = whole and not self.path.read_bytes().endswith(b"\n")
+        self.file = self.path.open("a", encoding="utf-8")
+        if cut:
+            self.file.write("\n")
+        return self.file
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def _merge(folder: Path, name: str, order: Sequence[tuple[str, int, str]]) -> None:
+    """Put the parts into one file, in the order of the configuration, whole or not at all."""
+    lines = {key_of(line): line for line in read_lines(folder, name)}
+    temporary = folder / f".{name}.{os.getpid()}"
+    with temporary.open("w", encoding="utf-8") as file:
+        for key in order:
+            if key in lines:
+                file.write(json.dumps(lines[key], ensure_ascii=False) + "\n")
+    temporary.replace(folder / name)
+    for path in folder.glob(f"{name.removesuffix('.jsonl')}.part*.jsonl"):
+        path.unlink()
+
+
+def by_method(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The lines of each method, in order of appearance."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["method"], []).append(line)
+    yield from found.items()

@@ -1,0 +1,72 @@
+"""Python code, run with tests behind it in the sandbox."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import warnings
+from collections.abc import Callable
+
+from ....errors import LossyError
+from ..base import Score
+
+INSTRUCTION = "Give the code in one ```python block."
+UNPARSABLE = (SyntaxError, ValueError, MemoryError, RecursionError)
+"""What parsing raises: wrong syntax, null bytes, too deep nesting."""
+_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def fenced(code: str) -> str:
+    """Code in a block."""
+    return f"```python\n{code.strip(chr(10))}\n```"
+
+
+def code_in(text: str) -> str | None:
+    """The code of an answer, or None: its blocks one after the other, or the whole text where it has none.
+
+    All blocks, since a helper may stand in one of its own; those that are no Python (a shell command, an output) are left
+    out, and so is one that does not parse where others do. A block that is not closed goes to the end of the text.
+    """
+    blocks = [match.group(1) for match in _BLOCK.finditer(text)]
+    if not blocks:
+        return text if text.strip() and syntax_error(text) is None else None
+    good = [block for block in blocks if syntax_error(block) is None]
+    return "\n\n".join(good or blocks[-1:])
+
+
+def parse(code: str) -> ast.Module:
+    """``ast.parse`` without its warnings, which concern nobody here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
+def syntax_error(code: str) -> str | None:
+    """What keeps a text from being Python, or None."""
+    try:
+        parse(code)
+    except UNPARSABLE as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def score_code(text: str, program: Callable[[str], str]) -> Score:
+    """Run an answer's code with its tests.
+
+    Args:
+        text: what the model wrote; code that is no Python counts as not parsed.
+        program: puts the tests around the code.
+    """
+    if os.name != "posix":
+        raise LossyError("running code needs Linux or macOS: the sandbox sets its limits with POSIX calls")
+    from ...sandbox import run
+
+    code = code_in(text)
+    if code is None:
+        return Score.unparsed("no code")
+    if error := syntax_error(code):
+        return Score.unparsed(error)
+    result = run(program(code))
+    last = result.stderr.strip().splitlines()[-1:] if result.status != "passed" else []
+    return Score(result.passed, True, ": ".join([result.status, *last])[:300])
