@@ -339,7 +339,9 @@ def _smollm2(dtype: str) -> Pair:
 
 def _smollm2_eagle3(dtype: str) -> Pair:
     target, tokenizer = _smollm2_target(dtype)
-    shape = {"draft_mode": "sampled", "num_assistant_tokens": 2}  # what pays on a CPU; trees are for GPUs
+    # what was fastest on a CPU in each precision (docs/results/bench/smollm2-eagle3.json)
+    size, depth, top_k = (3, 1, 2) if target.dtype == torch.float32 else (16, 3, 4)
+    shape = {"draft_mode": "tree", "tree_size": size, "tree_depth": depth, "tree_top_k": top_k}
     head = load_head(ASSETS / "smollm2-135m-eagle3", target)
     pair = Pair("smollm2-135m (EAGLE-3 head)", target, head, tokenizer, [], shape)
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in CHAT_PROMPTS])

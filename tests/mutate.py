@@ -97,8 +97,8 @@ BUGS = [
     Bug(
         "tree: no renormalisation",
         "couplings/descend.py",
-        "left / left.sum(-1",
-        "left / torch.ones_like(left).sum(-1",
+        "left.sum(-1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)",
+        "1.0",
         COUPLINGS,
     ),
     Bug("tree: nodes see their siblings", "tree.py", "seen[node] |= seen[parent]", "seen[node, :node] = True", EAGLE),

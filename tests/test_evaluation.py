@@ -68,7 +68,7 @@ def test_a_method_has_one_key_wherever_it_is_made():
         ({"law": "lenience", "couplin": "token"}, "unknown option of a method 'couplin'"),
         ({"grid": [0.1]}, "a method must be"),
         ({"law": "lossless", "grid": [0.1]}, "lossless has no strength"),
-        ("lenient", "unknown law 'lenient'"),
+        ("lenient", "unknown verification 'lenient'"),
     ],
     ids=str,
 )
@@ -201,6 +201,7 @@ def line(method, item, correct, tokens=10, rounds=4, accepted=6, **more):
         "parsed": True,
         "tokens": tokens,
         "rounds": rounds,
+        "drafting_rounds": rounds,
         "accepted": accepted,
         "drafted": 12,
         **figures,

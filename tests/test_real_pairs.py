@@ -8,7 +8,14 @@ import torch
 import hf_lossy
 from hf_lossy.loading import load_pair
 
-TOKENS = {"arithmetic": 24, "arithmetic-shortcut": 24, "smollm2": 48, "qwen-coder": 24}
+TOKENS = {
+    "arithmetic": 24,
+    "arithmetic-shortcut": 24,
+    "arithmetic-eagle3": 24,
+    "smollm2": 48,
+    "smollm2-eagle3": 32,
+    "qwen-coder": 24,
+}
 MORE_PROMPTS = [
     "Name a colour.",
     "What is 17 + 25?",
@@ -18,10 +25,17 @@ MORE_PROMPTS = [
 ]
 
 
+SHAPES = [{}, {"draft_mode": "tree", "tree_size": 60, "tree_depth": 5, "tree_top_k": 10}]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", TOKENS)
-def test_greedy_lossless_is_plain_greedy_on_twenty_prompts(name):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in TOKENS for shape in SHAPES if not shape or name.endswith("eagle3")],
+    ids=str,
+)
+def test_greedy_lossless_is_plain_greedy_on_twenty_prompts(name, shape):
     try:
         pair = load_pair(name)
     except hf_lossy.LossyError as missing:
@@ -34,6 +48,8 @@ def test_greedy_lossless_is_plain_greedy_on_twenty_prompts(name):
         inputs = pair.inputs(prompt)
         settings = {"do_sample": False, "max_new_tokens": TOKENS[name], "repetition_penalty": 1.0}
         plain = pair.target.generate(**inputs, **settings)
-        ours = hf_lossy.generate(pair.target, **inputs, **{**pair.drafting(), **settings}, verification="lossless")
+        ours = hf_lossy.generate(
+            pair.target, **inputs, **{**pair.drafting(**shape), **settings}, verification="lossless"
+        )
         same.append(torch.equal(plain, ours))
     assert sum(same) == 20

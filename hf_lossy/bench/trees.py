@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from ..generation import VerificationStats, generate
-from ..generation.options import DEFAULT_HEAD_CHAIN, TREE
+from ..generation.options import DEFAULT_HEAD_CHAIN, tree_defaults
 from ..generation.statistics import RowStats
 from ..laws import Law, law, law_class, listed
 from ..loading import Pair
@@ -68,7 +68,8 @@ def shape_name(arguments: Mapping[str, Any]) -> str:
     """How a head drafts under some arguments of ``generate``, in words: a tree's size/depth/top-k, a chain's length."""
     mode = arguments.get("draft_mode") or "tree"
     if mode == "tree":
-        return "tree " + "/".join(str(arguments.get(name) or default) for name, default in TREE.items())
+        defaults = tree_defaults(getattr(arguments.get("assistant_model"), "device", None))
+        return "tree " + "/".join(str(arguments.get(name) or default) for name, default in defaults.items())
     length = arguments.get("num_assistant_tokens") or DEFAULT_HEAD_CHAIN
     return f"{'sampled ' * (mode == 'sampled')}chain, γ = {length}"
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from ..bench.trees import dtype_of, shape_name
 from ..embedded import clock_sums
+from ..evaluation.statistics import wilson
 from ..generation import VerificationStats, generate
 from ..laws import Law, law
 from ..loading import Pair
@@ -274,13 +274,6 @@ def table(report: dict[str, Any]) -> None:
         "the largest log(π/p); and the sequence-level KL(Π‖P), all in nats.",
         style="dim",
     )
-
-
-def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share, which is honest at 0 and 1 as well."""
-    share = right / of
-    middle, spread = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    return (middle - spread) / (1 + z * z / of), (middle + spread) / (1 + z * z / of)
 
 
 def _gamma(settings: dict[str, Any]) -> int:

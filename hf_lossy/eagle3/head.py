@@ -216,4 +216,5 @@ class Eagle3Head(PreTrainedModel):
 
     def logits(self, y: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch draft_vocab"]:
         """Logits over the draft vocabulary, in float32 at least."""
-        return self.lm_head(self.norm(y)).float()
+        logits = self.lm_head(self.norm(y))
+        return logits if logits.dtype == torch.float64 else logits.float()

@@ -44,10 +44,15 @@ class Method:
 
     @property
     def name(self) -> str:
-        """For tables: the law with its parameters, and what differs from the defaults."""
+        """The law with its parameters, and its options."""
+        return self.label({})
+
+    def label(self, common: dict[str, Any]) -> str:
+        """The name in a table whose methods have some options in common, which it leaves out."""
         if self.law is None:
             return "target alone"
-        return ", ".join([str(self.law), *(f"{name}={value}" for name, value in sorted(self.options.items()))])
+        own = sorted((name, value) for name, value in self.options.items() if common.get(name) != value)
+        return ", ".join([str(self.law), *(f"{name}={value}" for name, value in own)])
 
     @property
     def key(self) -> str:

@@ -178,6 +178,7 @@ def one(pair: Pair, task: Task, unit: Unit, settings: dict[str, Any]) -> tuple[d
         times |= {name: stats.seconds[name] for name in ("target_forward", "draft_forward")}
         line |= {
             "rounds": len(stats.rounds),
+            "drafting_rounds": sum(r.drafted > 0 for r in stats.rounds),
             "accepted": stats.accepted,
             "drafted": stats.drafted,
             "kept": [r.accepted for r in stats.rounds],

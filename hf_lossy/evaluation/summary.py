@@ -16,21 +16,27 @@ def summary(lines: Sequence[dict[str, Any]], methods: Sequence[Method]) -> list[
     """One row a method, in the order of ``methods``.
 
     Every row has ``texts``, ``score`` (share of right answers) with its 95 % Wilson interval, and ``unparsed``; a row of
-    speculation also ``block_efficiency``, ``mean_acceptance_length`` (means over all rounds, intervals clustered by item),
+    speculation also ``block_efficiency``, ``mean_acceptance_length`` (means over rounds, intervals clustered by item),
     mean ``tv`` a token, mean sequence ``kl`` and the largest ``max_log_ratio``. A row with a baseline has the difference of
     the two scores on the same items and seeds (``gap``): a paired bootstrap interval and McNemar's exact p-value, and
     whether it is inside the noise (the interval holds 0).
     """
     grouped = dict(by_method(lines))
+    drafting = [method.options for method in methods if method.law is not None]
+    common = dict(set.intersection(*(set(options.items()) for options in drafting))) if drafting else {}
     rows = []
     for method in methods:
         mine = grouped.get(method.key)
         if not mine:
             continue
-        row = {"method": method.key, "name": method.name, **method.to_dict(), **_figures(mine)}
+        row = {"method": method.key, "name": method.label(common), **method.to_dict(), **_figures(mine)}
         baseline = method.baseline()
         if baseline is not None and baseline.key in grouped:
-            row |= {"baseline": baseline.key, "baseline_name": baseline.name, "gap": gap(mine, grouped[baseline.key])}
+            row |= {
+                "baseline": baseline.key,
+                "baseline_name": baseline.label(common),
+                "gap": gap(mine, grouped[baseline.key]),
+            }
         rows.append(row)
     return rows
 
@@ -58,7 +64,9 @@ def _figures(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found | {
         "block_efficiency": clustered_mean(tokens, rounds, clusters),
         "mean_acceptance_length": clustered_mean(
-            [line["accepted"] + line["rounds"] for line in drafted], rounds, clusters
+            [float(line["accepted"] + line["drafting_rounds"]) for line in drafted],
+            [float(line["drafting_rounds"]) for line in drafted],
+            clusters,
         ),
         "tv": mean("tv"),
         "acceptance": mean("acceptance"),

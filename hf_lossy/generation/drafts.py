@@ -22,7 +22,7 @@ from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, Pro
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
-from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head
+from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head, tree_defaults
 
 
 def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupling]:
@@ -116,8 +116,9 @@ def head_draft(
     if mode == "tree":
         of_chains = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
         _refuse(options, of_chains, f"is for chains: a tree has {', '.join(TREE)}; or use draft_mode='chain'")
+        defaults = tree_defaults(stepwise["device"])
         given = {name: getattr(options, name) for name in TREE}
-        size, depth, top_k = (TREE[name] if value is None else value for name, value in given.items())
+        size, depth, top_k = (defaults[name] if value is None else value for name, value in given.items())
         return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], size=size, depth=depth, top_k=top_k)
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
     stepwise["num_assistant_tokens"] = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN

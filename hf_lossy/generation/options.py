@@ -28,7 +28,10 @@ DEFAULT_DRAFT_LENGTH = 7
 DEFAULT_HEAD_CHAIN = 4
 DRAFT_MODES = ("tree", "chain", "sampled")
 TREE = {"tree_size": 60, "tree_depth": 5, "tree_top_k": 10}
-"""The options of a tree with their defaults, EAGLE-3's own for 8B models."""
+"""The options of a tree with their defaults on an accelerator, EAGLE-3's own for 8B models."""
+CPU_TREE = {"tree_size": 8, "tree_depth": 2, "tree_top_k": 4}
+"""On a CPU, where a forward over more tokens costs more: what paid there in float32 and in bfloat16
+(docs/results/bench/smollm2-eagle3.json)."""
 UNSUPPORTED = {
     "assistant_ensemble_weight": "it is a law of its own: use verification='cos', draft_weight = 1 - weight",
     "assistant_early_exit": "early exit has no draft distribution here; pass a draft as assistant_model",
@@ -61,9 +64,10 @@ class Options:
             candidate counts as q = 1.
         draft_mode: how an EAGLE-3 head drafts: ``"tree"`` (default), ``"chain"`` (its likeliest tokens) or ``"sampled"`` (a
             chain drawn from its softmax, which the token and block couplings verify).
-        tree_size: nodes of an EAGLE-3 tree, the root included (EAGLE's total_token); 60 unless given.
-        tree_depth: expansions after a tree's first level, so that its longest path drafts one token more; 5 unless given.
-        tree_top_k: candidates expanded at each level, and children of each; 10 unless given.
+        tree_size: nodes of an EAGLE-3 tree, the root included (EAGLE's total_token); unless given 60, and 8 on a CPU.
+        tree_depth: expansions after a tree's first level, so that its longest path drafts one token more; 5, and 2 on a
+            CPU.
+        tree_top_k: candidates expanded at each level, and children of each; 10, and 4 on a CPU.
         draft_temperature: temperature of the draft (0: greedy, q is a point mass); the target's unless given.
         num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
         num_assistant_tokens_schedule: ``"constant"`` (default) or ``"heuristic"``.
@@ -173,6 +177,11 @@ def at_least(low: int, name: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
         raise LossyError(f"{name} must be a whole number of at least {low}, got {value!r}")
     return int(value)
+
+
+def tree_defaults(device: torch.device | None) -> dict[str, int]:
+    """The options of a tree where they are not given, for a target's device."""
+    return CPU_TREE if device is not None and device.type == "cpu" else TREE
 
 
 def is_head(model: Any) -> bool:

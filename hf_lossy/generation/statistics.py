@@ -137,10 +137,11 @@ class VerificationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds: drafted tokens kept in a round plus the replaced or bonus token (vLLM's definition).
+        """1 + accepted / rounds that drafted: drafted tokens kept plus the replaced or bonus token (vLLM's definition).
 
-        Larger than the block efficiency by the rounds that a stop cut before that last token."""
-        return 1 + _ratio(self.accepted, len(self.rounds))
+        Larger than the block efficiency by the rounds that a stop cut before that last token, and by those that drafted
+        nothing (an EAGLE-3 head's first, and a last one without room)."""
+        return 1 + _ratio(self.accepted, sum(r.drafted > 0 for r in self.rounds))
 
     @property
     def draft_acceptance_rate(self) -> float:

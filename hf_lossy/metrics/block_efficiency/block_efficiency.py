@@ -20,9 +20,9 @@ Args:
     drafted: for each round, the tokens drafted, which are a chain (of a tree, give its depth).
 Returns:
     block_efficiency: emitted / rounds.
-    mean_acceptance_length: 1 + accepted / rounds, vLLM's definition; larger than the block efficiency by the rounds that a
-        stop cut before their last token.
-    mean_accepted: accepted / rounds, without the replaced or bonus token.
+    mean_acceptance_length: 1 + accepted / rounds that drafted, vLLM's definition; larger than the block efficiency by the
+        rounds that a stop cut before their last token, and by those that drafted nothing.
+    mean_accepted: accepted / rounds that drafted, without the replaced or bonus token.
     draft_acceptance_rate: accepted / drafted.
     acceptance_rate_per_position: for each position, rounds that kept a token there / rounds that drafted one.
     acceptance_histogram: rounds by how many drafted tokens they kept: [none, one, two, ...].
