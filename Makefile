@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --no-input -qq install -c constraints.txt
 # (huggingface_hub < 2, and httpx below that; tokenizers <= 0.23.0). It lies over $(VENV): a second one is 1.4 GB.
 OLDEST := .oldest
 OLDEST_TRANSFORMERS := 5.15.0
-OLDEST_PINS := transformers==$(OLDEST_TRANSFORMERS) huggingface_hub==1.5.0 tokenizers==0.22.0 httpx==0.28.1 httpcore==1.0.9
+OLDEST_PINS := transformers==$(OLDEST_TRANSFORMERS) huggingface_hub==1.33.0 tokenizers==0.22.0 httpx==0.28.1 httpcore==1.0.9
 OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 
 .DEFAULT_GOAL := help
