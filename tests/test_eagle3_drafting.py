@@ -64,6 +64,11 @@ def exact():
     return big, head(big, 2, seed=3)
 
 
+def drafted_ids() -> list[int]:
+    """The target's id of each draft token: the offsets say how far it is from the draft's."""
+    return [i + offset for i, offset in enumerate(exact()[1].d2t.tolist())]
+
+
 @functools.cache
 def p_after(text: tuple[int, ...]) -> np.ndarray:
     with torch.no_grad():
@@ -92,7 +97,7 @@ def head_logits(text: tuple[int, ...], path: tuple[int, ...]) -> np.ndarray:
 
 def q_after(text: tuple[int, ...], path: tuple[int, ...]) -> np.ndarray:
     logits, q = head_logits(text, path), np.zeros(V)
-    q[exact()[1].draft_to_target.numpy()] = np.exp(logits - logits.max())
+    q[drafted_ids()] = np.exp(logits - logits.max())
     return q / q.sum()
 
 
@@ -100,7 +105,7 @@ def likeliest(text: tuple[int, ...], path: tuple[int, ...], k: int) -> list[tupl
     """The k likeliest tokens of the head, with their log-probabilities."""
     logits = head_logits(text, path)
     logs = logits - np.log(np.exp(logits).sum())
-    return sorted(((float(x), int(t)) for x, t in zip(logs, exact()[1].draft_to_target, strict=True)), reverse=True)[:k]
+    return sorted(((float(x), int(t)) for x, t in zip(logs, drafted_ids(), strict=True)), reverse=True)[:k]
 
 
 @functools.cache
