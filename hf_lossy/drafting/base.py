@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,13 @@ class Proposal(NamedTuple):
         return cls(Tree.chain(tokens[:, :0]))
 
 
+class Runs(Protocol):
+    """A model at work, which counts its forwards and the seconds inside them."""
+
+    forwards: int
+    seconds: float
+
+
 class Draft(CandidateGenerator):
     """Proposes candidate tokens; a transformers ``CandidateGenerator`` with what exact verification needs besides.
 
@@ -46,13 +53,21 @@ class Draft(CandidateGenerator):
     """Whether there is a distribution q at each node."""
     samples: bool
     """Whether the candidates are sampled from q; else they are a function of the prefix."""
-    forwards: int = 0
-    """Forwards of the draft model so far."""
-    seconds: float = 0.0
-    """Time inside them."""
+    runs: Runs | None = None
+    """What the draft runs on, None where nothing is run."""
 
     def __init__(self, num_assistant_tokens: int, schedule: str = "constant") -> None:
         self.num_assistant_tokens, self.schedule = num_assistant_tokens, schedule
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the draft model so far."""
+        return 0 if self.runs is None else self.runs.forwards
+
+    @property
+    def seconds(self) -> float:
+        """Time inside them."""
+        return 0.0 if self.runs is None else self.runs.seconds
 
     def describe(self) -> dict[str, Any]:
         """What it is and how far it drafts, for the statistics."""

@@ -93,16 +93,8 @@ class Eagle3ChainDraft(StepwiseDraft):
 
     def __init__(self, runner: HeadRunner, **settings: Any) -> None:
         super().__init__(**settings)
-        self.runner = runner
+        self.runner = self.runs = runner
         self._y: Tensor | None = None
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.runner.forwards
-
-    @property
-    def seconds(self) -> float:  # type: ignore[override]
-        return self.runner.seconds
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
         if not self.runner.ready(length):
@@ -158,21 +150,14 @@ class Eagle3TreeDraft(Draft):
         self, runner: HeadRunner, scorer: Scorer, device: torch.device, *, size: int, depth: int, top_k: int
     ) -> None:
         super().__init__(num_assistant_tokens=depth + 1)
-        self.runner, self.scorer, self.device = runner, scorer, device
+        self.runner = self.runs = runner
+        self.scorer, self.device = scorer, device
         self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)
         self.ids = runner.head.draft_to_target
         self._tree: Tree | None = None
         self._y: list[Tensor] = []
         self._row_of: dict[int, int] = {}
         self._seen: Tensor = torch.empty(0)
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.runner.forwards
-
-    @property
-    def seconds(self) -> float:  # type: ignore[override]
-        return self.runner.seconds
 
     def describe(self) -> dict[str, Any]:
         return {"draft": "Eagle3Tree", "tree_size": self.size, "tree_depth": self.depth, "tree_top_k": self.top_k}

@@ -19,15 +19,7 @@ class TwoModelDraft(StepwiseDraft):
 
     def __init__(self, model: CachedModel, **settings: Any) -> None:
         super().__init__(samples=True, **settings)
-        self.model = model
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.model.forwards
-
-    @property
-    def seconds(self) -> float:  # type: ignore[override]
-        return self.model.seconds
+        self.model = self.runs = model
 
     def logits(
         self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
