@@ -36,6 +36,10 @@ class HeadRunner:
         self.first, self.forwards, self.seconds = first, 0, 0.0
         self.stable = 0
         """Rows of true features."""
+        self.ids = head.draft_to_target
+        """The target's id of each draft id."""
+        # asked once: looking makes the host wait
+        self._identical = head.config.draft_vocab_size == head.config.vocab_size and not bool(head.d2t.any())
         self._y: Tensor | None = None
 
     def ready(self, length: int) -> bool:
@@ -74,6 +78,14 @@ class HeadRunner:
             mask = torch.cat([mask.new_ones(len(mask), self.stable), mask], 1)
         positions = torch.full((tokens.shape[1],), self.stable + depth, device=self.head.device)
         return self._forward(features, tokens, positions, mask)
+
+    def logits(self, y: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
+        """The head's logits at their target ids; -inf for tokens it can't draft."""
+        drafted = self.head.logits(y)
+        if self._identical:
+            return drafted
+        whole = drafted.new_full((*drafted.shape[:-1], self.head.config.vocab_size), -torch.inf)
+        return whole.index_copy_(-1, self.ids, drafted)
 
     def _forward(self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         began = time.perf_counter()
@@ -121,7 +133,7 @@ class Eagle3ChainDraft(StepwiseDraft):
         else:
             assert self._y is not None
             self._y = self.runner.step(head.feedback(self._y), last, node - 1)
-        return None if self._y is None else head.over_target(head.logits(self._y))
+        return None if self._y is None else self.runner.logits(self._y)
 
 
 class Eagle3TreeDraft(Draft):
@@ -153,11 +165,9 @@ class Eagle3TreeDraft(Draft):
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
         self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)
-        self.ids = runner.head.draft_to_target
         self._tree: Tree | None = None
-        self._y: list[Tensor] = []
+        self._y = torch.empty(0)
         self._row_of: dict[int, int] = {}
-        self._seen: Tensor = torch.empty(0)
 
     def describe(self) -> dict[str, Any]:
         return {"draft": "Eagle3Tree", "tree_size": self.size, "tree_depth": self.depth, "tree_top_k": self.top_k}
@@ -177,7 +187,7 @@ class Eagle3TreeDraft(Draft):
         features, seen = head.feedback(y).expand(1, k, -1), torch.eye(k, dtype=torch.bool, device=head.device)
         drafted, reached = best.indices, best.values
         for level in range(min(self.depth, count - 1)):
-            y = self.runner.step(features, self.ids[drafted][None], level, seen)
+            y = self.runner.step(features, self.runner.ids[drafted][None], level, seen)
             rows.append(y[0])
             expanded.append(frontier)
             best = head.logits(y)[0].log_softmax(-1).topk(k)
@@ -195,14 +205,13 @@ class Eagle3TreeDraft(Draft):
         kept = torch.cat(scores).sort(descending=True, stable=True).indices[: size - 1].sort().values
         node_of = {candidate: node for node, candidate in enumerate([-1, *kept.tolist()])}
         follows = torch.cat(parents)[kept].tolist()
-        chosen_tokens = self.ids[torch.cat(ids)[kept]][None].to(self.device)
+        chosen_tokens = self.runner.ids[torch.cat(ids)[kept]][None].to(self.device)
         self._tree = Tree(chosen_tokens, [node_of[candidate] for candidate in follows])
-        self._y, order = rows, torch.cat(expanded).tolist()
+        self._y, order = torch.cat(rows), torch.cat(expanded).tolist()
         self._row_of = {node_of[candidate]: row for row, candidate in enumerate(order) if candidate in node_of}
         return Proposal(self._tree)
 
     def next_probs(self, tokens: Int[Tensor, "1 capacity"], length: int, node: int) -> Float[Tensor, "1 vocab"] | None:
-        head = self.runner.head
         if self._tree is None:
             y = self.runner.read(tokens, length)
             if y is None:
@@ -211,7 +220,7 @@ class Eagle3TreeDraft(Draft):
             y = self._row(node)
         else:
             y = self._expand(node)
-        logits = head.over_target(head.logits(y)).to(self.device)
+        logits = self.runner.logits(y).to(self.device)
         return self.scorer.scores(logits, tokens, length)[:, 0].softmax(-1)
 
     def complain(self, position: int) -> Exception:
@@ -219,7 +228,7 @@ class Eagle3TreeDraft(Draft):
 
     def _row(self, node: int) -> Float[Tensor, "1 1 hidden"]:
         """The head's output at an expanded node."""
-        return torch.cat(self._y)[None, self._row_of[node]][:, None]
+        return self._y[self._row_of[node]][None, None]
 
     def _expand(self, node: int) -> Float[Tensor, "1 1 hidden"]:
         """Run the head on a node that the search did not expand."""

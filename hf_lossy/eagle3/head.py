@@ -157,13 +157,6 @@ class Eagle3Head(PreTrainedModel):
         """The target's token id of each draft id; ``d2t`` holds offsets: target id = draft id + d2t[draft id]."""
         return torch.arange(self.config.draft_vocab_size, device=self.d2t.device) + self.d2t
 
-    def over_target(self, logits: Float[Tensor, "*batch draft_vocab"]) -> Float[Tensor, "*batch vocab"]:
-        """Draft logits at their target ids; -inf for tokens the head can't draft."""
-        if self.config.draft_vocab_size == self.config.vocab_size and not bool(self.d2t.any()):
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return whole.index_copy_(-1, self.draft_to_target, logits)
-
     # --- the head ------------------------------------------------------------------------------------------------
 
     def borrow_embedding(self, target: PreTrainedModel) -> None:
