@@ -205,6 +205,18 @@ def test_whole_texts_follow_the_law(law, mode, reading, bonus, monkeypatch):
     assert np.abs(found - expected).sum() / 2 < 1e-6
 
 
+def test_a_tree_that_happens_to_be_a_chain(monkeypatch):
+    """With two nodes or one child each a dynamic tree is a chain, and its q is asked for node by node all the same."""
+    for size, k in ((2, 2), (3, 1)):
+        search = {"tree_size": size, "tree_depth": 1, "tree_top_k": k}
+        found = enumerated_law(monkeypatch, verification="lenience", **search)
+        assert found.sum() == pytest.approx(1, abs=1e-9)
+        # of paths of two tokens with one child each, q after none, one and two drafted tokens: a chain of that length
+        chain = expected_law(hf_lossy.Lenience(), "chain", "head", "induced")
+        if size == 3:
+            assert np.abs(found - chain).sum() / 2 < 1e-6
+
+
 def test_the_lossless_law_is_the_targets_own(monkeypatch):
     """Whatever the head says."""
     found = enumerated_law(monkeypatch, verification="lossless", **SEARCH)

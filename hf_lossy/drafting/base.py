@@ -51,6 +51,8 @@ class Draft(CandidateGenerator):
 
     has_probs: ClassVar[bool]
     """Whether there is a distribution q at each node."""
+    walked: ClassVar[bool] = False
+    """Whether it drafts trees, whose q is asked for node by node; such a tree may well be a chain."""
     samples: bool
     """Whether the candidates are sampled from q; else they are a function of the prefix."""
     runs: Runs | None = None

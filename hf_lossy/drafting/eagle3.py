@@ -156,6 +156,7 @@ class Eagle3TreeDraft(Draft):
     """
 
     has_probs = True
+    walked = True
     samples = False
 
     def __init__(

@@ -140,7 +140,7 @@ def distributions(
 
 def couple(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 rows"]) -> Outcome:
     """Decide which drafted tokens each row keeps, and draw the token after them."""
-    if not proposal.tree.is_chain:
+    if run.draft.walked:
         return walk(run, proposal, logits)
     drafted = proposal.tree.tokens
     run.tokens[:, run.length : run.length + drafted.shape[1]] = drafted  # processors read their prefix from here
