@@ -165,6 +165,13 @@ BUGS = [
         EAGLE,
     ),
     Bug(
+        "walk: a chain-shaped tree is matched",
+        "generation/loop.py",
+        "if run.draft.walked:",
+        "if not proposal.tree.is_chain:",
+        EAGLE,
+    ),
+    Bug(
         "walk: p of the root everywhere",
         "generation/loop.py",
         "logits[:, node : node + 1], length)",
