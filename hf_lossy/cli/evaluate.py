@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import LossyError
+from ..errors import LossyError, unknown
 from .common import (
     DeviceOption,
     DraftOption,
@@ -84,7 +84,7 @@ def evaluate(
     given = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {}
     for name in given:
         if name not in DEFAULTS and name != "out":
-            raise LossyError(f"{config}: unknown setting {name!r}, allowed: {', '.join([*DEFAULTS, 'out'])}")
+            raise unknown(f"setting in {config}", name, [*DEFAULTS, "out"])
     flags: dict[str, Any] = {
         "pair": pair,
         "target": target,

@@ -7,9 +7,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 import yaml
@@ -128,7 +129,7 @@ def run(
     processes.wait_for_everyone()  # everybody has read what was there before anybody adds to it
     mine = [unit for unit in units if unit.key not in done][processes.process_index :: processes.num_processes]
     part = f".part{processes.process_index}.jsonl"
-    with _Appending(folder / f"items{part}") as items_file, _Appending(folder / f"times{part}") as times_file:
+    with _appending(folder / f"items{part}") as items_file, _appending(folder / f"times{part}") as times_file:
         for unit in track(mine, f"{pair.name}: {task.name}"):
             line, seconds = one(pair, task, unit, settings)
             for file, value in ((times_file, {**_named(unit), **seconds}), (items_file, {**_named(unit), **line})):
@@ -191,22 +192,14 @@ def _named(unit: Unit) -> dict[str, Any]:
     return {"method": unit.method.key, "name": unit.method.name, "seed": unit.seed, "item": unit.item.id}
 
 
-class _Appending:
+@contextmanager
+def _appending(path: Path) -> Iterator[TextIO]:
     """A file to append lines to; what a kill cut off at its end is ended first."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> Any:
-        whole = self.path.is_file() and self.path.stat().st_size > 0
-        cut = whole and not self.path.read_bytes().endswith(b"\n")
-        self.file = self.path.open("a", encoding="utf-8")
-        if cut:
-            self.file.write("\n")
-        return self.file
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+    before = path.read_bytes() if path.is_file() else b""
+    with path.open("a", encoding="utf-8") as file:
+        if before and not before.endswith(b"\n"):
+            file.write("\n")
+        yield file
 
 
 def _merge(folder: Path, name: str, order: Sequence[tuple[str, int, str]]) -> None:
