@@ -6,16 +6,19 @@ Public names everywhere else; what had to be known about the versions, and the p
 - ``Cache.is_croppable``: from 5.16 or later; before, the layer classes tell;
 - ``config._attn_implementation``: what everybody reads, though its name says private;
 - ``GenerationConfig._from_model_config``: while it is true, fields that transformers does not know are dropped on loading;
+- ``RepetitionPenaltyLogitsProcessor.prompt_ignore_length``: the padding of each row of the batch, from 5.2x on;
 - the defaults that ``generate`` fills in for assisted decoding, which cannot be told from a user's values afterwards.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -23,6 +26,8 @@ from transformers.cache_utils import (
     StaticLayer,
     StaticSlidingWindowLayer,
 )
+
+from .ragged import move_up
 
 CACHE_NAME = (
     "cache"
@@ -103,32 +108,51 @@ def crop(cache: Cache, surplus: int) -> None:
 
 
 def is_movable(cache: Cache) -> bool:
-    """Whether :func:`move` knows how the layers hold their tokens. Exact classes: others keep more than keys and values."""
+    """Whether :func:`close_gaps` knows how the layers hold their tokens. Exact classes: others keep more than keys and
+    values."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) for layer in cache.layers)
+
+
+def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors to call with one row of the batch that they were made for, without what they hold for the others."""
+    alone = LogitsProcessorList()
+    for processor in processors:
+        padding = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(padding, Tensor) and padding.dim():
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = padding[row : row + 1]
+        alone.append(processor)
+    return alone
+
+
+def takes_batches(cache: Cache) -> bool:
+    """Whether the rows of a batch can keep different numbers of tokens (:func:`close_gaps`). Exact classes, as above."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def close_gaps(
+    cache: Cache, held: int, starts: Sequence[int], edge: int, order: Sequence[Sequence[int]] | None = None
+) -> None:
+    """Move the tokens from column ``edge`` on, of each row to its own start.
+
+    Args:
+        cache: of layers that :func:`takes_batches` accepts, or for one row :func:`is_movable`.
+        held: columns in the cache. Sliding-window layers hold the last of them only.
+        starts: for each row the column for the first of them, ``edge`` at most.
+        edge: the first column to move.
+        order: for each row which columns are moved, where it isn't all of them in their order.
+    """
+    for layer in cache.layers:
+        if layer.is_initialized:  # not layers that share the keys of another
+            gone = 0 if isinstance(layer, StaticLayer) else held - layer.keys.shape[-2]
+            for states in (layer.keys.transpose(1, 2), layer.values.transpose(1, 2)):
+                move_up(states, [start - gone for start in starts], edge - gone, order, gone)
 
 
 def free_slots(cache: Cache, held: int) -> int | None:
     """How many tokens fit besides the ``held`` ones; None where the cache grows."""
     sizes = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)]
     return min(sizes) - held if sizes else None
-
-
-def move(cache: Cache, held: int, sources: Sequence[int], to: int) -> None:
-    """Put the cached tokens at positions ``sources`` one after another, from position ``to`` on.
-
-    Args:
-        cache: of layers that :func:`is_movable` accepts.
-        held: tokens in the cache. Sliding-window layers hold the last of them only.
-        sources: positions to move, ascending; gathered before anything is written.
-        to: the first position to write.
-    """
-    for layer in cache.layers:
-        if not layer.is_initialized:  # layers that share the keys of another
-            continue
-        first = 0 if isinstance(layer, StaticLayer) else held - layer.keys.shape[-2]
-        taken = [s - first for s in sources]
-        for states in (layer.keys, layer.values):
-            states[:, :, to - first : to - first + len(taken)] = states[:, :, taken]
 
 
 def attention_of(model: PreTrainedModel) -> str:

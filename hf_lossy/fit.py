@@ -106,7 +106,7 @@ def forward_seconds(
     def forward(n: int) -> None:
         cached(prefix[:, -1:].expand(-1, n), logits=n)
 
-    return _medians(lengths, forward, lambda: cached.crop(prefix.shape[1]), model.device, repeats)
+    return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]]), model.device, repeats)
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def head_seconds(
     cached = CachedModel(target, default_cache(target), "target", taps=head.config.taps)
     cached(prefix)
     runner = HeadRunner(head, cached)
-    y = runner.read(prefix, prefix.shape[1])
+    y = runner.read(prefix, [prefix.shape[1]])
     if y is None:
         raise LossyError("a head needs two tokens at least, and the prompt has one: give a longer prompt")
     feature = head.feedback(y)
@@ -127,7 +127,7 @@ def head_seconds(
         alone = torch.eye(n, dtype=torch.bool, device=head.device)
         head.logits(runner.step(feature.expand(1, n, -1), prefix[:, -1:].expand(-1, n), 0, alone))
 
-    return _medians(rows, step, lambda: runner.cache.crop(runner.stable), head.device, repeats)
+    return _medians(rows, step, lambda: runner.cache.crop(max(runner.stable)), head.device, repeats)
 
 
 def _medians(
@@ -264,7 +264,7 @@ def probe(
     taps = Taps(target, indices)
     with taps:
         logits = target(input_ids=text, use_cache=False).logits
-    states = dict(zip(indices, taps.take(0, text.shape[1]).chunk(len(indices), -1), strict=True))
+    states = dict(zip(indices, taps.take([0], text.shape[1]).chunk(len(indices), -1), strict=True))
     counted = torch.zeros_like(text, dtype=torch.bool)
     counted[:, prompt - 1 : -1] = True
     head.borrow_embedding(target)

@@ -150,9 +150,11 @@ class Pair:
             own = {name: value for name, value in own.items() if name not in SHAPE}
         return {**own, **({} if self.draft is None else {"assistant_model": self.draft}), **given}
 
-    def inputs(self, prompt: str) -> dict[str, torch.Tensor]:
-        """``input_ids`` and ``attention_mask`` of a prompt, on the target's device."""
-        encoded = self.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    def inputs(self, *prompts: str) -> dict[str, torch.Tensor]:
+        """``input_ids`` and ``attention_mask`` of one prompt, or of a batch of them with padding on the left, on the
+        target's device."""
+        padding = {"padding": True, "padding_side": "left"} if len(prompts) > 1 else {}
+        encoded = self.tokenizer(list(prompts), return_tensors="pt", return_token_type_ids=False, **padding)
         return {name: tensor.to(self.target.device) for name, tensor in encoded.items()}
 
     def chat(self, prompt: str | list[dict[str, str]]) -> str:

@@ -63,20 +63,25 @@ class DraftScores:
     def __init__(self, model: PreTrainedModel, vocabulary: int, processors: LogitsProcessorList | None = None) -> None:
         self.model = model
         rows = model.config.get_text_config(decoder=True).vocab_size
-        self._scorer = Scorer(processors or LogitsProcessorList(), vocabulary, min(rows, vocabulary), "draft")
+        self._processors, self._limits = processors or LogitsProcessorList(), (vocabulary, min(rows, vocabulary))
         self._cached: CachedModel | None = None
         self._seen = torch.empty(0, 0, dtype=torch.long)
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch vocab"]:
-        if self._cached is None or input_ids.shape[0] != self._seen.shape[0]:
-            self._cached, self._seen = CachedModel(self.model, default_cache(self.model), "draft"), input_ids[:, :0]
-        shorter = min(input_ids.shape[1] - 1, self._seen.shape[1], self._cached.length)
+        rows, length = input_ids.shape
+        if self._cached is None or rows != self._seen.shape[0]:
+            self._scorer = Scorer(self._processors, *self._limits, "draft", rows=rows)
+            self._cached, self._seen = (
+                CachedModel(self.model, default_cache(self.model), "draft", rows=rows),
+                input_ids[:, :0],
+            )
+        shorter = min(length - 1, self._seen.shape[1], self._cached.held[0])
         same = (input_ids[:, :shorter] == self._seen[:, :shorter]).all(0)
-        self._cached.crop(int(same.long().cumprod(0).sum()))
-        logits = self._cached(input_ids[:, self._cached.length :]).logits[:, -1:]
+        self._cached.crop([int(same.long().cumprod(0).sum())] * rows)
+        logits = self._cached(input_ids[:, self._cached.held[0] :]).logits[:, -1:]
         self._seen = input_ids
-        return self._scorer.scores(logits, input_ids, input_ids.shape[1])[:, 0]
+        return self._scorer.scores(logits, input_ids, [length] * rows)[:, 0]
 
 
 class MinPSetLogitsProcessor(LogitsProcessor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from .compat import of_row
 from .errors import LossyError
 
 PREFIX_FREE = frozenset(
@@ -50,24 +51,32 @@ class Scorer:
         limit: token ids from here on get no probability (rows that are padding); V or less.
         role: ``"target"`` or ``"draft"``, for messages.
         ends: tokens that end a sequence. No processor that looks at the prefix is asked what follows one that was drafted.
+        rows: sequences in the batch; processors that look at the prefix are called with one at a time.
     """
 
     def __init__(
-        self, processors: LogitsProcessorList, vocabulary: int, limit: int, role: str, ends: Collection[int] = ()
+        self,
+        processors: LogitsProcessorList,
+        vocabulary: int,
+        limit: int,
+        role: str,
+        ends: Collection[int] = (),
+        rows: int = 1,
     ) -> None:
         self.processors, self.vocabulary, self.limit, self.role = processors, vocabulary, limit, role
         self.ends = ends
         self.prefix_free = all(type(p) in PREFIX_FREE for p in processors)
+        self._of_row = [processors] if rows == 1 else [of_row(processors, row) for row in range(rows)]
 
     def scores(
-        self, logits: Float[Tensor, "batch n rows"], tokens: Int[Tensor, "batch capacity"], first: int
+        self, logits: Float[Tensor, "batch n rows"], tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int]
     ) -> Float[Tensor, "batch n vocab"]:
         """Processed scores, in float32 at least.
 
         Args:
             logits: raw logits of n consecutive positions.
-            tokens: the sequences, of which position j sees the first ``first + j`` tokens.
-            first: length of the prefix of the first position.
+            tokens: the sequences; position j of row r sees the first ``lengths[r] + j`` tokens.
+            lengths: of each row's prefix at the first position.
         """
         scores = logits.float() if logits.dtype != torch.float64 else logits
         rows = scores.shape[-1]
@@ -81,17 +90,35 @@ class Scorer:
             return scores
         tokens = tokens.to(scores.device)
         if self.prefix_free:
-            return self.processors(tokens[:, :first], scores.reshape(-1, self.vocabulary)).view(scores.shape)
-        each: list[Tensor] = []
+            return self.processors(tokens[:, : min(lengths)], scores.reshape(-1, self.vocabulary)).view(scores.shape)
+        each = zip(self._of_row, scores.split(1), tokens.split(1), lengths, strict=True)
+        return torch.cat([self._asked(*row) for row in each])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some rows only."""
+        self._of_row = [self._of_row[row] for row in rows]
+
+    def _asked(
+        self,
+        processors: LogitsProcessorList,
+        scores: Float[Tensor, "1 n vocab"],
+        tokens: Int[Tensor, "1 capacity"],
+        first: int,
+    ) -> Float[Tensor, "1 n vocab"]:
+        """One row's scores through processors that look at the prefix, position by position."""
         asked = scores.shape[1]
         if self.ends:
-            drafted = zip(*tokens[:, first : first + asked - 1].tolist(), strict=True)
-            ended = (j for j, new in enumerate(drafted, start=1) if all(token in self.ends for token in new))
-            asked = next(ended, asked)
-        for j in range(asked):
-            # a processor may write into what it is given: each position gets a tensor of its own
-            each.append(self.processors(tokens[:, : first + j], scores[:, j].clone()))
+            drafted = tokens[0, first : first + asked - 1].tolist()
+            asked = next((j for j, token in enumerate(drafted, start=1) if token in self.ends), asked)
+        # a processor may write into what it is given: each position gets a tensor of its own
+        each = [processors(tokens[:, : first + j], scores[:, j].clone()) for j in range(asked)]
         return torch.stack(each + each[-1:] * (scores.shape[1] - asked), 1)
+
+    def forbidding(self, row: int) -> LogitsProcessorList:
+        """Of a row's processors those that can forbid a token without seeing scores, which warpers can't."""
+        return LogitsProcessorList(
+            p for p in self._of_row[row] if type(p) not in PREFIX_FREE or type(p) is SuppressTokensLogitsProcessor
+        )
 
     def complain(self, position: int) -> LossyError:
         """The error for a position whose scores are not a distribution."""
@@ -115,13 +142,24 @@ class Coins:
     """Uniform numbers on [0, 1) for one call of ``generate``.
 
     Args:
-        generator: draws from it and leaves the global generator alone; None draws from torch's global generator.
+        generator: draws from it and leaves the global generator alone; None draws from torch's global generator. With a
+            list, each row of a batch has its own, so that no row's coins depend on its neighbours.
         device: where the numbers are needed; a generator on another device works too.
     """
 
-    def __init__(self, generator: torch.Generator | None, device: torch.device) -> None:
+    def __init__(self, generator: torch.Generator | Sequence[torch.Generator] | None, device: torch.device) -> None:
         self.generator, self.device = generator, device
-        self._made_on = device if generator is None else generator.device
 
-    def __call__(self, *shape: int) -> Float[Tensor, "*shape"]:
-        return torch.rand(shape, generator=self.generator, device=self._made_on).to(self.device)
+    def __call__(self, rows: int, *shape: int) -> Float[Tensor, "rows *shape"]:
+        if self.generator is None or isinstance(self.generator, torch.Generator):
+            return self._drawn(self.generator, rows, *shape)
+        return torch.stack([self._drawn(generator, *shape) for generator in self.generator])
+
+    def _drawn(self, generator: torch.Generator | None, *shape: int) -> Tensor:
+        made_on = self.device if generator is None else generator.device
+        return torch.rand(shape, generator=generator, device=made_on).to(self.device)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some rows only."""
+        if isinstance(self.generator, Sequence):
+            self.generator = [self.generator[row] for row in rows]

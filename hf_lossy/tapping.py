@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .errors import LossyError
+from .ragged import move_up, window
 
 
 class Taps:
@@ -49,17 +50,23 @@ class Taps:
 
         return hook
 
-    def take(self, start: int, end: int) -> Float[Tensor, "batch rows joined"]:
-        """The states of the tokens from ``start`` to ``end``; those before ``start`` are forgotten."""
+    def take(self, starts: Sequence[int], count: int) -> Float[Tensor, "batch count joined"]:
+        """The states of ``count`` tokens of each row from its own start on; those before the first of them are forgotten."""
         assert self._joined is not None
-        self._joined, self._start = self._joined[:, start - self._start :], start
-        return self._joined[:, : end - start]
+        first = min(starts)
+        self._joined, self._start = self._joined[:, first - self._start :], first
+        return window(self._joined, [start - first for start in starts], count)
 
-    def move(self, sources: Sequence[int], to: int) -> None:
-        """Put the states of some tokens after one another, from position ``to`` on."""
+    def close_gaps(self, starts: Sequence[int], edge: int, order: Sequence[Sequence[int]] | None = None) -> None:
+        """Move the states from column ``edge`` on, of each row to its own start (:func:`hf_lossy.ragged.move_up`)."""
         assert self._joined is not None
-        rows = self._joined[:, [s - self._start for s in sources]]
-        self._joined = torch.cat([self._joined[:, : to - self._start], rows], 1)
+        at = self._start
+        move_up(self._joined, [start - at for start in starts], edge - at, order, at)
+
+    def select(self, rows: Int[Tensor, "kept"]) -> None:
+        """Keep some rows."""
+        if self._joined is not None:
+            self._joined = self._joined[rows.to(self._joined.device)]
 
     def crop(self, length: int) -> None:
         """Forget the states of all tokens but the first ``length``."""

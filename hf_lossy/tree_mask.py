@@ -45,36 +45,37 @@ def tree_masks(
     model: PreTrainedModel,
     cache: Cache,
     length: int,
-    places: Int[Tensor, "new"],
-    seen: Bool[Tensor, "nodes nodes"],
-    padding: Int[Tensor, "batch total"] | None,
+    depths: Int[Tensor, "batch new"],
+    seen: Bool[Tensor, "batch nodes nodes"],
+    filled: Int[Tensor, "batch total"] | None,
 ) -> Tensor | dict[str, Tensor]:
     """Additive masks [B, 1, new, columns], one tensor, or one a layer type where a model has several.
 
     Args:
         model: whose layers and dtype count.
         cache: which columns its layers will hold.
-        length: tokens in the cache.
-        places: where each new token stands in its own sequence: settled ones one after another, nodes by their depth.
-        seen: which nodes (columns) each node (rows) sees; the last of the new tokens.
-        padding: 0 where a column is padding, over cached and new tokens.
+        length: columns in the cache.
+        depths: how far each new token stands after the cached ones: settled ones one after another, nodes by their depth.
+        seen: which nodes (last dimension) each node sees; the last of the new tokens.
+        filled: 0 where a column, cached or new, holds nothing of a row: padding and gaps.
     """
-    new = len(places)
-    before, total = new - len(seen), length + new
-    visible = torch.ones(new, total, dtype=torch.bool).tril(length)
-    visible[before:, length + before :] = seen
-    visible = visible[None]
-    if padding is not None:
-        visible = visible & padding.bool().cpu()[:, None, :]
-    stands = torch.cat([torch.arange(length), places])
-    distance = places[:, None] - stands
+    new, nodes = depths.shape[1], seen.shape[1]
+    total = length + new
+    visible = torch.ones(new, total, dtype=torch.bool).tril(length).repeat(len(seen), 1, 1)
+    visible[:, new - nodes :, total - nodes :] = seen
+    if filled is not None:
+        visible &= filled.bool()[:, None]
     config, kinds = model.config.get_text_config(decoder=True), layer_types(model)
+    # rows have gaps in caches without sliding windows only
+    stands = torch.cat([torch.arange(length).expand(len(depths), -1), length + depths], 1)
     masks = {}
     for kind in dict.fromkeys(kinds):
         index = kinds.index(kind)
         # a cache without layers makes them at its first forward
         columns, offset = cache.layers[index].get_mask_sizes(new) if cache.layers else (total, 0)
-        near = visible & (distance < config.sliding_window) if kind == "sliding_attention" else visible
+        near = visible
+        if kind == "sliding_attention":
+            near = visible & ((length + depths)[:, :, None] - stands[:, None] < config.sliding_window)
         kept = near[:, :, offset : offset + columns]
         kept = F.pad(kept, (0, columns - kept.shape[2]))
         mask = torch.zeros(kept.shape, dtype=model.dtype).masked_fill_(~kept, torch.finfo(model.dtype).min)

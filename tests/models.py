@@ -193,15 +193,21 @@ class TableModel(PreTrainedModel, GenerationMixin):
         cache, ids = kwargs.get(CACHE_NAME), input_ids[:, None, :, None]
         if cache is not None:
             ids = cache.update(ids.float(), ids.float(), 0)[0]
-        ids = ids.long()[0, 0, :, 0].tolist()
-        count = logits_to_keep or input_ids.shape[1]
-        ends = range(len(ids) - count + 1, len(ids) + 1)
-        asked = [tuple(ids[0 if self.order is None else max(0, end - self.order) : end]) for end in ends]
-        self.prefixes.append(asked)
-        for prefix in asked:
-            if prefix not in self.known:
-                self.known[prefix] = self.rule(prefix)
-        logits = torch.stack([self.known[prefix] for prefix in asked])[None]
+        count, logits = logits_to_keep or input_ids.shape[1], []
+        self.prefixes.append([])
+        for row, held in enumerate(ids.long()[:, 0, :, 0].tolist()):
+            # alone there is no padding; transformers hides the padding token wherever it comes
+            masked = attention_mask is not None and len(ids) > 1
+            hidden = set((attention_mask[row] == 0).nonzero().flatten().tolist()) if masked else set()
+            ends = range(len(held) - count + 1, len(held) + 1)
+            asked = [tuple(token for i, token in enumerate(held[:end]) if i not in hidden) for end in ends]
+            asked = asked if self.order is None else [prefix[-self.order :] for prefix in asked]
+            self.prefixes[-1] += asked
+            for prefix in asked:
+                if prefix not in self.known:
+                    self.known[prefix] = self.rule(prefix)
+            logits.append(torch.stack([self.known[prefix] for prefix in asked]))
+        logits = torch.stack(logits)
         return CausalLMOutputWithPast(logits=logits, **{CACHE_NAME: cache})
 
 

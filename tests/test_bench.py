@@ -301,11 +301,12 @@ def test_transformers_drafts_as_many_tokens_as_we_do():
 
 def test_rate_ratios():
     method = throughput.Method("a", False, {})
-    fast = throughput.Measured(method, tokens=[[10, 30], [20, 20]], seconds=[[1, 1], [1, 1]])
-    slow = throughput.Measured(method, tokens=[[10, 10], [10, 10]], seconds=[[1, 1], [2, 2]])
+    fast = throughput.Measured(method, [[10, 30], [20, 20]], [[1, 1], [1, 1]], forwards=[[3, 3], [3, 3]])
+    slow = throughput.Measured(method, [[10, 10], [10, 10]], [[1, 1], [2, 2]], forwards=[[4, 4], [4, 8]])
     found = throughput.ratio(fast, slow)
     assert found["median"] == pytest.approx((2 + 4) / 2)
     assert found["interval"] is None  # two prompts tell nothing about others
+    assert found["rounds_per_second"]["median"] == pytest.approx((3 / 4 + 3 / 3) / 2)
 
 
 def test_outside_forwards_leaves_the_first_round_out():

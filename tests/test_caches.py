@@ -157,10 +157,10 @@ def test_rolling_back_nothing_some_or_a_whole_block(model, refused):
     big = model()
     cached = CachedModel(big, default_cache(big), "target")
     cached(LONG[:, :20])
-    cached.crop(20)
+    cached.crop([20])
     cached(LONG[:, 20:25])
-    cached.crop(25 - refused)
-    assert cached.length == cached.cache.get_seq_length() == 25 - refused
+    cached.crop([25 - refused])
+    assert cached.held == [cached.cache.get_seq_length()] == [25 - refused]
     logits = cached(LONG[:, 25 - refused :], logits=5 + refused).logits[:, -5:]
     torch.testing.assert_close(logits, big(LONG).logits[:, -5:], rtol=1e-4, atol=1e-4)
 

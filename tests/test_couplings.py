@@ -331,7 +331,8 @@ def walks(tree: Tree, at_nodes: torch.Tensor) -> list[tuple[list[int], int, floa
     while pending:
         script, weights = list(pending.pop()), []
 
-        def draw(path, script=script, weights=weights):
+        def draw(paths, script=script, weights=weights):
+            (path,) = paths
             if len(path) > len(script):  # nothing is decided here yet: token 0 now, the others later
                 pending.extend((*script, other) for other in range(1, vocabulary))
                 script.append(0)
@@ -339,9 +340,10 @@ def walks(tree: Tree, at_nodes: torch.Tensor) -> list[tuple[list[int], int, floa
             coins, share = coins_for_tokens(at_nodes[path[-1]])
             weights.append(share[token].item())
             assert share[token] == 0 or int(sample(at_nodes[path[-1]], coins[token])) == token
-            return token
+            return [token]
 
-        found.append((*descend(tree, draw), math.prod(weights)))
+        (path,), (last,) = descend([tree], draw)
+        found.append((path, last, math.prod(weights)))
     return found
 
 
@@ -403,10 +405,26 @@ def test_the_order_of_siblings_does_not_matter_to_the_lossless_law_and_does_to_o
 
 
 def test_a_walk_ends_at_a_token_that_ends_the_text():
+    def drawn(paths):
+        return [[1, 2, 1, 9][len(path) - 1] for path in paths]
+
     tree = Tree(torch.tensor([[1, 2, 1]]), [0, 1, 2])
-    assert descend(tree, lambda path: [1, 2, 1, 9][len(path) - 1]) == ([0, 1, 2, 3], 9)
-    assert descend(tree, lambda path: [1, 2, 1, 9][len(path) - 1], ends={2}) == ([0, 1, 2], 2)
-    assert descend(tree, lambda path: 7, ends={7}) == ([0], 7)
+    assert descend([tree], drawn) == ([[0, 1, 2, 3]], [9])
+    assert descend([tree], drawn, ends={2}) == ([[0, 1, 2]], [2])
+    assert descend([tree], lambda paths: [7], ends={7}) == ([[0]], [7])
+
+
+def test_each_row_walks_its_own_tree():
+    """The first ends where no child carries the token drawn, the second two nodes later."""
+    trees = [Tree(torch.tensor([[5, 6, 7]]), [0, 1, 1]), Tree(torch.tensor([[4, 5, 6]]), [0, 0, 2])]
+    scripts, asked = [[5, 9, 8], [5, 6, 7]], []
+
+    def draw(paths):
+        asked.append([list(path) for path in paths])
+        return [script[len(path) - 1] for script, path in zip(scripts, paths, strict=True)]
+
+    assert descend(trees, draw) == ([[0, 1], [0, 2, 3]], [9, 7])
+    assert asked == [[[0], [0]], [[0, 1], [0, 2]], [[0, 1], [0, 2, 3]]]
 
 
 def test_what_a_tree_knows_of_itself():

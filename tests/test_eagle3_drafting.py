@@ -450,15 +450,15 @@ def test_a_tree_in_one_forward_is_its_paths_one_by_one(family, before):
                 cached = CachedModel(big, cache, "target")
                 if before:
                     cached(text[:, :-1])
-                    cached.crop(before)
-                fed = torch.cat([text[:, cached.length :], TREE.tokens], 1)
-                logits = cached(fed, logits=8, seen=TREE.seen).logits[0, -8:]
+                    cached.crop([before])
+                fed = torch.cat([text[:, cached.held[0] :], TREE.tokens], 1)
+                logits = cached(fed, logits=8, seen=TREE.seen[None]).logits[0, -8:]
                 for node, nodes in enumerate(PATHS):
                     line = torch.cat([text, TREE.tokens[:, [n - 1 for n in nodes[1:]]]], 1)
                     assert torch.allclose(logits[node], big(line).logits[0, -1], atol=1e-10, rtol=0), (kind, node)
-                cached.crop(settled + len(path) - 1, path)
+                cached.crop([settled + len(path) - 1], [path])
                 line = torch.cat([text, TREE.tokens[:, [n - 1 for n in path[1:]]]], 1)
-                assert cached.length == line.shape[1]
+                assert cached.held == [line.shape[1]]
                 more = torch.tensor([[2, 11, 6]])
                 after = cached(more, logits=3).logits[0, -3:]
                 expected = big(torch.cat([line, more], 1)).logits[0, -3:]
@@ -501,10 +501,10 @@ def test_taps_are_the_hidden_states_before_the_final_norm(family):
     with torch.no_grad():
         cached(LONG[:, :7])
         cached(LONG[:, 7:12])
-        cached.crop(10)
+        cached.crop([10])
         cached(LONG[:, 10:11])
         expected = big(LONG[:, :11], output_hidden_states=True).hidden_states
-        parts = cached.tapped(2, 11).split(big.config.hidden_size, -1)
+        parts = cached.tapped([2], 9).split(big.config.hidden_size, -1)
         for tap in range(layers):
             assert torch.allclose(parts[tap], expected[tap][:, 2:11], atol=1e-5)
         assert torch.allclose(big.model.norm(parts[layers]), expected[layers][:, 2:11], atol=1e-5)
@@ -528,9 +528,9 @@ def test_a_tree_holds_the_likeliest_paths_of_those_that_were_searched(monkeypatc
     small, seen = head(big, 20), []
     propose = Eagle3TreeDraft.propose
 
-    def recording(self, tokens, length, count):
-        proposal = propose(self, tokens, length, count)
-        seen.append((tokens[:, :length].clone(), count, proposal.tree))
+    def recording(self, tokens, lengths, count):
+        proposal = propose(self, tokens, lengths, count)
+        seen.append((tokens[:, : lengths[0]].clone(), count, proposal.tree(0)))
         return proposal
 
     monkeypatch.setattr(Eagle3TreeDraft, "propose", recording)
@@ -569,7 +569,7 @@ def log_probs(big, small, text, path):
     with torch.no_grad():
         cached = CachedModel(big, default_cache(big), "target", taps=small.config.taps)
         cached(text)
-        features = small.features(cached.tapped(0, text.shape[1] - 1))
+        features = small.features(cached.tapped([0], text.shape[1] - 1))
         tokens = text[:, 1:]
         for token in (None, *path):
             if token is not None:
@@ -688,12 +688,6 @@ def test_options_of_heads_are_refused_for_other_drafts(option):
     for drafted in ({"assistant_model": draft()}, {"prompt_lookup_num_tokens": 3}):
         with pytest.raises(LossyError, match="is for EAGLE-3 heads"):
             lossy(target(), **drafted, **option)
-
-
-# EAGLE#250, #90, #126, #234
-def test_a_batch_is_refused():
-    with pytest.raises(LossyError, match="batch of 2"):
-        lossy(target(), PROMPT.repeat(2, 1), assistant_model=head(target()))
 
 
 def test_a_head_of_another_target_is_refused():

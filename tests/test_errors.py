@@ -13,6 +13,7 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     T5Config,
     T5ForConditionalGeneration,
+    TextStreamer,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WatermarkingConfig,
 )
@@ -126,7 +127,6 @@ def test_an_option_that_does_not_exist():
     [
         ({"num_beams": 2}, ["num_beams=2", "verification", "use num_beams=1"]),
         ({"num_beams": 3, "do_sample": True}, ["num_beams=3", "use num_beams=1"]),
-        ({"num_return_sequences": 2, "do_sample": True}, ["num_return_sequences=2", "call generate once for each"]),
         ({"use_cache": False}, ["use_cache=False", "rolls a cache back", "leave it on"]),  # hf blog#1146
         ({"cache_implementation": "paged"}, ["cache_implementation='paged'", "continuous batching", "leave it out"]),
         ({"synced_gpus": True}, ["synced_gpus=True", "device_map"]),
@@ -147,7 +147,18 @@ def test_an_option_that_does_not_exist():
         ({"draft_temperature": 0.5, "do_sample": False}, ["draft_temperature=0.5", "do_sample=False", "sample"]),
         ({**LOOKUP, "assistant_confidence_threshold": 0.5}, ["assistant_confidence_threshold=0.5", "prompt lookup"]),
         ({"stop_strings": "a"}, ["stop_strings='a'", "tokenizer"]),
-        ({"input_ids": None, "ids": TWO}, ["batch of 2", "once for each prompt"]),
+        (
+            {"ids": TWO, "streamer": TextStreamer(char_tokenizer())},
+            ["streamer", "batch of 2", "once for each sequence"],
+        ),
+        (
+            {"ids": TWO, "return_dict_in_generate": True, "output_hidden_states": True},
+            ["output_hidden_states=True", "batch of 2"],
+        ),
+        ({"ids": TWO, "prefix_allowed_tokens_fn": lambda row, ids: [1, 2]}, ["prefix_allowed_tokens_fn", "batch of 2"]),
+        ({"ids": TWO, "generator": [torch.Generator()]}, ["1 generators", "batch of 2", "one a row"]),
+        ({"ids": TWO, "cache_implementation": "static"}, ["batch of 2", "dynamic cache", "StaticLayer"]),
+        ({"ids": TWO, "pad_token_id": None}, ["batch of 2", "pad_token_id"]),
     ],
     ids=lambda value: str(value)[:60],
 )

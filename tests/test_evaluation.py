@@ -13,9 +13,9 @@ import pytest
 import hf_lossy
 from hf_lossy.evaluation.methods import Method, methods
 from hf_lossy.evaluation.report import cells, curves, latex, markdown, plot, write_csv
-from hf_lossy.evaluation.run import Unit, item_seed, one, open_results, read_lines, run
+from hf_lossy.evaluation.run import Unit, generate_and_mark, in_batches, item_seed, open_results, read_lines, run
 from hf_lossy.evaluation.summary import gap, summary
-from hf_lossy.evaluation.tasks import load, task_named
+from hf_lossy.evaluation.tasks import Item, load, task_named
 from hf_lossy.loading import load_pair
 
 SETTINGS = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 24}
@@ -92,12 +92,48 @@ def test_a_run_has_a_line_for_every_method_seed_and_item(pair, tmp_path):
 
 def test_coins_depend_on_seed_and_item_and_on_nothing_else(pair):
     items, method = load(TASK, limit=2), Method(hf_lossy.Lenience(0.4))
-    line, _ = one(pair, TASK, Unit(method, 0, items[1]), SETTINGS)
-    again, _ = one(pair, TASK, Unit(method, 0, items[1]), SETTINGS)
-    other, _ = one(pair, TASK, Unit(method, 1, items[1]), SETTINGS)
+    line, _ = generate_and_mark(pair, TASK, [Unit(method, 0, items[1])], SETTINGS)[0]
+    again, _ = generate_and_mark(pair, TASK, [Unit(method, 0, items[1])], SETTINGS)[0]
+    other, _ = generate_and_mark(pair, TASK, [Unit(method, 1, items[1])], SETTINGS)[0]
     assert line == again
     assert line["text"] != other["text"]
     assert item_seed(0, "a", "b") != item_seed(0, "a", "c") != item_seed(1, "a", "c")
+
+
+def test_batches_give_the_lines_of_single_texts(pair, tmp_path):
+    """In the order of the configuration; the coins are each item's own, so that the texts are the same up to where a row
+    alone drafts less."""
+    entries = ["lenience", {"law": "cos", "draft_temperature": 0}]
+    single, _ = work(pair, tmp_path / "single", entries, limit=7)
+    together, _ = work(pair, tmp_path / "together", entries, limit=7, batch_size=3)
+    assert [(line["method"], line["item"]) for line in together] == [(line["method"], line["item"]) for line in single]
+    same = [a["text"] == b["text"] for a, b in zip(single, together, strict=True) if a["name"] != "target alone"]
+    assert sum(same) >= len(same) - 2
+    for line in together:
+        if line["name"] != "target alone":
+            assert line["tokens"] == sum(line["kept"]) + line["rounds"] or line["text"].endswith("<eos>")
+    alone = [line["text"] for line in together if line["name"] == "target alone"]
+    assert all(text.count("<eos>") <= 1 for text in alone)
+    assert not any("<pad>" in line["text"] for line in together)
+
+
+def test_batches_hold_one_method_and_prompts_about_as_long(pair):
+    units = [Unit(m, seed, i) for m in methods(["lossless"]) for seed in (0, 1) for i in load(TASK, limit=5)]
+    batches = in_batches(pair, units, 3)
+    assert [len(batch) for batch in batches] == [3, 2] * 4
+    assert all(len({(unit.method.key, unit.seed) for unit in batch}) == 1 for batch in batches)
+    words = [Unit(Method(None), 0, Item(str(n), "from " * n, {})) for n in (5, 1, 4, 2, 3)]
+    assert [[unit.item.id for unit in batch] for batch in in_batches(pair, words, 2)] == [["1", "2"], ["3", "4"], ["5"]]
+
+
+def test_the_draft_alone(pair, tmp_path):
+    lines, wanted = work(pair, tmp_path / "out", ["draft"], limit=4)
+    assert [m.name for m in wanted] == ["draft alone", "target alone"]
+    assert [m.key for m in methods([m.to_dict() for m in wanted])] == [m.key for m in wanted]
+    texts = [line["text"] for line in lines]
+    assert texts[:4] != texts[4:]
+    with pytest.raises(hf_lossy.LossyError, match="no draft model that could decode alone"):
+        work(load_pair("arithmetic-eagle3"), tmp_path / "head", ["draft"], limit=1)
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(pair, tmp_path):

@@ -17,7 +17,6 @@ from ..drafting import Proposal
 from ..generation.loop import Run, match
 from ..laws import Law
 from ..numerics import sample
-from ..tree import Tree
 from .cases import AnyCoupling, cases
 from .estimates import Track, rotated, spread, untracked
 from .timing import timed
@@ -61,21 +60,26 @@ def round_of(law: Law, kind: type[AnyCoupling], case: Case, generator: torch.Gen
     def coins(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator).to(device)
 
-    draft = SimpleNamespace(next_probs=lambda tokens, length, node: case.q_bonus, samples=True)
+    draft = SimpleNamespace(
+        next_probs=lambda tokens, lengths, nodes: case.q_bonus,
+        samples=True,
+        num_assistant_tokens=case.drafted.shape[1],
+        without_q=lambda: set(),
+    )
     run = SimpleNamespace(
         law=law,
         coupling=kind,
         coins=coins,
         draft=draft,
         tokens=case.drafted,
-        length=0,
+        lengths=[0],
         sampled=True,
         induced_bonus=True,
         point_mass=False,
         accounting=False,
         stops=SimpleNamespace(eos=set()),
     )
-    proposal = Proposal(Tree.chain(case.drafted), case.q)
+    proposal = Proposal.chain(case.drafted, case.q)
     return lambda: [len(path) - 1 for path in match(cast(Run, run), proposal, case.p, case.p).paths]
 
 

@@ -75,15 +75,15 @@ def record(
     for length in lengths:
         tokens, q = text[:, :length], []
         for _ in range(gamma):
-            logits = draft(tokens[:, draft.length :]).logits[:, -1, :vocabulary]
+            logits = draft(tokens[:, draft.held[0] :]).logits[:, -1, :vocabulary]
             q.append(logits.double().softmax(-1).to(device))
             tokens = torch.cat([tokens, sample(q[-1], torch.rand(1, generator=generator).to(device))[:, None]], 1)
-        logits = target(tokens[:, target.length :], logits=gamma + 1).logits[:, -gamma - 1 : -1, :vocabulary]
+        logits = target(tokens[:, target.held[0] :], logits=gamma + 1).logits[:, -gamma - 1 : -1, :vocabulary]
         drafted = tokens[:, length:]
         stops = torch.isin(drafted, ends.to(device))
         yield Recorded(logits.double().softmax(-1), torch.stack(q, 1), drafted, stops)
         for model in (target, draft):
-            model.crop(length - 1)
+            model.crop([length - 1])
 
 
 def eos(pair: Pair) -> Int[Tensor, "ids"]:

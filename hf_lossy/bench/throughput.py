@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,17 +61,23 @@ class Method:
 
 @dataclass
 class Measured:
-    """What a method did: tokens and seconds [repeat][prompt], statistics [repeat], the texts of the first repeat."""
+    """What a method did: tokens, seconds and target forwards [repeat][prompt], statistics [repeat], the texts of the first
+    repeat."""
 
     method: Method
     tokens: list[list[int]] = field(default_factory=list)
     seconds: list[list[float]] = field(default_factory=list)
+    forwards: list[list[int]] = field(default_factory=list)
     stats: list[VerificationStats] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
 
     def rate(self, repeat: int, prompts: list[int]) -> float:
         """Tokens per second of one repeat over some of the prompts."""
         return sum(self.tokens[repeat][i] for i in prompts) / sum(self.seconds[repeat][i] for i in prompts)
+
+    def pace(self, repeat: int, prompts: list[int]) -> float:
+        """Target forwards (rounds) per second of one repeat over some of the prompts."""
+        return sum(self.forwards[repeat][i] for i in prompts) / sum(self.seconds[repeat][i] for i in prompts)
 
     def summary(self) -> dict[str, Any]:
         """The method's figures as plain numbers."""
@@ -80,6 +86,7 @@ class Measured:
         found: dict[str, Any] = {
             "tokens": sum(map(sum, self.tokens)),
             "seconds": sum(map(sum, self.seconds)),
+            "target_forwards": sum(map(sum, self.forwards)),
             "tokens_per_second": spread(rates),
         }
         if self.method.ours:
@@ -127,6 +134,21 @@ def methods(pair: Pair, max_new_tokens: int) -> list[Method]:
 
 
 @contextmanager
+def counted_forwards(model: PreTrainedModel) -> Iterator[list[int]]:
+    """Count the model's forwards, whoever calls it, in the one entry of the list."""
+    count = [0]
+
+    def count_one(*_: Any) -> None:
+        count[0] += 1
+
+    handle = model.register_forward_pre_hook(count_one)
+    try:
+        yield count
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def transformers_draft_length(draft: PreTrainedModel | None, gamma: int) -> Iterator[None]:
     """Let transformers' assisted generation draft γ tokens a round, always: it reads the draft's generation config only."""
     if draft is None:
@@ -168,10 +190,13 @@ def run_in_turn(
                 if i == 0:
                     one.tokens.append([])
                     one.seconds.append([])
+                    one.forwards.append([])
                     one.stats.append(VerificationStats())
                 call = partial(one.method, pair, inputs[i], seed + 1000 * repeat + i, one.stats[-1])
-                ids, seconds = timed(call, device)
+                with counted_forwards(pair.target) as forwards:
+                    ids, seconds = timed(call, device)
                 one.seconds[-1].append(seconds)
+                one.forwards[-1].append(forwards[0])
                 new = ids[0, inputs[i]["input_ids"].shape[1] :].tolist()
                 one.tokens[-1].append(len(new))
                 if repeat == 0:
@@ -186,8 +211,9 @@ def measure_throughput(
 
     Returns:
         ``settings``; ``methods``: tokens/s, statistics and time outside forwards; ``ratios``: median of the repeats' ratios
-        of tokens/s with its quartiles and the 95 % bootstrap interval over prompts; ``same_greedy_text``: on how many
-        prompts greedy speculation wrote what plain decoding did. Or ``left_out``: why there is nothing to compare.
+        of tokens/s with its quartiles and the 95 % bootstrap interval over prompts, and in ``rounds_per_second`` the same of
+        target forwards, which does not depend on how many tokens the coins let a round keep; ``same_greedy_text``: on how
+        many prompts greedy speculation wrote what plain decoding did. Or ``left_out``: why there is nothing to compare.
     """
     if pair.head is not None:
         return {"left_out": "an EAGLE-3 head is no draft of transformers' assisted generation; see the part trees"}
@@ -221,17 +247,21 @@ def measure_throughput(
 
 
 def ratio(a: Measured, b: Measured) -> dict[str, Any]:
-    """Tokens/s of ``a`` in units of ``b``'s: median and quartiles over the repeats, interval over prompts."""
+    """Tokens/s, and rounds/s, of ``a`` in units of ``b``'s: median and quartiles over the repeats, interval over prompts."""
     repeats, prompts = range(len(a.tokens)), len(a.tokens[0])
 
-    def ratios(chosen: list[int]) -> list[float]:
-        return [a.rate(repeat, chosen) / b.rate(repeat, chosen) for repeat in repeats]
+    def compared(figure: Callable[[Measured, int, list[int]], float]) -> dict[str, Any]:
+        def ratios(chosen: list[int]) -> list[float]:
+            return [figure(a, repeat, chosen) / figure(b, repeat, chosen) for repeat in repeats]
 
-    interval = bootstrap(prompts, lambda chosen: statistics.median(ratios(chosen)))
+        interval = bootstrap(prompts, lambda chosen: statistics.median(ratios(chosen)))
+        finite = interval is None or all(map(math.isfinite, interval))
+        return {**spread(ratios(list(range(prompts)))), "interval": interval if finite else None}
+
     return {
         "of": a.method.name,
         "to": b.method.name,
-        **spread(ratios(list(range(prompts)))),
         "prompts": prompts,
-        "interval": interval if interval is None or all(map(math.isfinite, interval)) else None,
+        **compared(Measured.rate),
+        "rounds_per_second": compared(Measured.pace),
     }

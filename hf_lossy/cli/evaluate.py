@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
     "max_new_tokens": None,
+    "batch_size": 1,
     "options": {},
     "methods": None,
 }
@@ -62,6 +63,7 @@ def evaluate(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many texts an item and method.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts generated together.")] = None,
     draft_mode: Annotated[str | None, typer.Option(help="Of an EAGLE-3 head: tree, chain or sampled.")] = None,
     draft_probs: Annotated[str | None, typer.Option(help="head or point_mass.")] = None,
     gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens in a round.")] = None,
@@ -97,6 +99,7 @@ def evaluate(
         "seeds": seeds,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
     }
     settings = DEFAULTS | given | {name: value for name, value in flags.items() if value is not None}
     folder = out or (None if settings.get("out") is None else Path(settings["out"]))
@@ -139,6 +142,7 @@ def evaluate(
         folder,
         processes,
         track if processes is None or processes.is_main_process else lambda units, description: units,
+        settings["batch_size"],
     )
     if processes is not None and not processes.is_main_process:
         return
@@ -152,7 +156,7 @@ def evaluate(
 
 def _with_options(entry: Any, options: dict[str, Any]) -> Any:
     """A method's entry with the options that hold for all of them."""
-    if entry in (None, "target"):
+    if entry in ("target", "draft"):
         return entry
     return {**options, **({"law": entry} if isinstance(entry, str) else entry)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 import torch
@@ -15,28 +15,38 @@ from ..tree import Tree
 from .base import Coupling, leading, register_coupling
 
 
-def descend(tree: Tree, draw: Callable[[list[int]], int], ends: Collection[int] = ()) -> tuple[list[int], int]:
-    """Walk from the root along the tokens that are drawn; one row.
+def descend(
+    trees: Sequence[Tree], draw: Callable[[list[list[int]]], list[int]], ends: Collection[int] = ()
+) -> tuple[list[list[int]], list[int]]:
+    """Walk from the root of each row's tree along the tokens that are drawn, all rows one node at a time.
 
     Args:
-        tree: the candidates, of one row.
-        draw: the token drawn from π at the last node of a path (nodes from the root on, the root included).
-        ends: tokens that end the walk at once, for nothing will be emitted after them.
+        trees: the candidates, a tree a row.
+        draw: the token drawn for each row from π at the last node of its path (nodes from the root on, the root included).
+            Rows that have arrived are asked again, and what they get is not used.
+        ends: tokens that end a walk at once, for nothing will be emitted after them.
 
     Returns:
-        The nodes that were reached, the root included, and the token drawn at the last of them, which is emitted after
-        their tokens. Accepts π(children) at each node, whatever the order of the children, and emits exactly π.
+        For each row the nodes that were reached, the root included, and the token drawn at the last of them, which is
+        emitted after their tokens. Accepts π(children) at each node, whatever the order of the children, and emits exactly
+        π.
     """
-    carried = tree.tokens[0].tolist()
-    child = {(parent, carried[i]): i + 1 for i, parent in enumerate(tree.parents)}
-    path = [0]
-    while True:
-        token = draw(path)
-        node = child.get((path[-1], token))
-        if node is not None:
-            path.append(node)
-        if node is None or token in ends:
-            return path, token
+    child = []
+    for tree in trees:
+        carried = tree.tokens[0].tolist()
+        child.append({(parent, carried[i]): i + 1 for i, parent in enumerate(tree.parents)})
+    paths, last = [[0] for _ in trees], [0] * len(trees)
+    walking = set(range(len(trees)))
+    while walking:
+        drawn = draw(paths)
+        for row in sorted(walking):
+            last[row] = drawn[row]
+            node = child[row].get((paths[row][-1], drawn[row]))
+            if node is not None:
+                paths[row].append(node)
+            if node is None or drawn[row] in ends:
+                walking.discard(row)
+    return paths, last
 
 
 def sibling_walk(

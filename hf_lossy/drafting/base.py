@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -14,21 +15,39 @@ from ..tree import Tree
 
 
 class Proposal(NamedTuple):
-    """Drafted tokens of one round.
+    """Drafted tokens of one round, the same number for every row.
 
     Attributes:
-        tree: the candidates; it may hold fewer than what was asked for, and none.
+        trees: the candidates of each row, or one chain with the tokens of all rows; it may hold fewer than what was asked
+            for, and none.
         q: the distributions the candidates of a chain come from, [B, G, V], on the target's device. None where there are
             none, or where the draft gives them node by node (:meth:`Draft.next_probs`).
     """
 
-    tree: Tree
+    trees: Sequence[Tree]
     q: Float[Tensor, "batch drafted vocab"] | None = None
 
     @classmethod
-    def nothing(cls, tokens: Int[Tensor, "batch capacity"]) -> Proposal:
-        """No candidates for these sequences."""
-        return cls(Tree.chain(tokens[:, :0]))
+    def chain(
+        cls, drafted: Int[Tensor, "batch drafted"], q: Float[Tensor, "batch drafted vocab"] | None = None
+    ) -> Proposal:
+        """A chain for every row."""
+        return cls([Tree.chain(drafted)], q)
+
+    @property
+    def tokens(self) -> Int[Tensor, "batch drafted"]:
+        """All candidates, in the order of the nodes."""
+        return self.trees[0].tokens if len(self.trees) == 1 else torch.cat([tree.tokens for tree in self.trees])
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each row's candidates follow one another."""
+        return all(tree.is_chain for tree in self.trees)
+
+    def tree(self, row: int) -> Tree:
+        """A row's candidates."""
+        shared = self.trees[0]
+        return Tree(shared.tokens[row : row + 1], shared.parents) if len(self.trees) == 1 else self.trees[row]
 
 
 class Runs(Protocol):
@@ -37,12 +56,16 @@ class Runs(Protocol):
     forwards: int
     seconds: float
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some rows only."""
+
 
 class Draft(CandidateGenerator):
     """Proposes candidate tokens; a transformers ``CandidateGenerator`` with what exact verification needs besides.
 
-    The loop owns a buffer of tokens [B, capacity] whose first ``length`` columns are settled; a draft writes nothing into
-    it and may read everything before the position it drafts for.
+    The loop owns a buffer of tokens [B, capacity] of whose row r the first ``lengths[r]`` are settled; a draft writes
+    nothing into it and may read everything before the position it drafts for. It drafts the same number of tokens for every
+    row.
 
     Args:
         num_assistant_tokens: how many tokens to draft in a round, γ.
@@ -75,24 +98,33 @@ class Draft(CandidateGenerator):
         """What it is and how far it drafts, for the statistics."""
         return {"draft": type(self).__name__.removesuffix("Draft"), "num_assistant_tokens": self.num_assistant_tokens}
 
-    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
-        """Draft after the first ``length`` tokens, up to ``count`` tokens deep."""
+    def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
+        """Draft after each row's first ``lengths[r]`` tokens, up to ``count`` tokens deep."""
         raise NotImplementedError
 
     def next_probs(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
     ) -> Float[Tensor, "batch vocab"] | None:
-        """q at a node of the last proposal, None where there is none.
+        """q at a node of each row's last proposal, None where there is none.
 
         Args:
-            tokens: the sequences; the first ``length`` are those up to the node.
-            length: how many that are.
-            node: the node; the last one of a chain is its bonus position.
+            tokens: the sequences; the first ``lengths[r]`` of each are those up to the node.
+            lengths: how many that are.
+            nodes: the nodes; the last one of a chain is its bonus position.
         """
         return None
 
-    def settle(self, length: int) -> None:
-        """The first ``length`` tokens are settled now: forget what was computed from others."""
+    def without_q(self) -> set[int]:
+        """Rows that :meth:`next_probs` can't answer for yet; what it gives for them is not read."""
+        return set()
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """The first ``lengths[r]`` tokens of each row are settled now: forget what was computed from others."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some rows only; the others are finished. Called after :meth:`settle`."""
+        if self.runs is not None:
+            self.runs.select(rows)
 
     def complain(self, position: int) -> Exception:
         """The error for a position whose scores are not a distribution."""
@@ -104,16 +136,16 @@ class Draft(CandidateGenerator):
         self, input_ids: Int[Tensor, "batch length"], **kwargs: object
     ) -> tuple[Int[Tensor, "batch longer"], Float[Tensor, "batch drafted vocab"] | None]:
         """The sequences with candidates appended, and log q, whose softmax is the q that they were sampled from."""
-        proposal = self.propose(input_ids, input_ids.shape[1], self.num_assistant_tokens)
-        if not proposal.tree.is_chain:
+        proposal = self.propose(input_ids, [input_ids.shape[1]] * len(input_ids), self.num_assistant_tokens)
+        if not proposal.is_chain:
             raise LossyError("transformers' own assisted decoding takes chains, not trees: use draft_mode='chain'")
-        candidates = torch.cat([input_ids, proposal.tree.tokens.to(input_ids.device)], 1)
+        candidates = torch.cat([input_ids, proposal.tokens.to(input_ids.device)], 1)
         return candidates, None if proposal.q is None else proposal.q.log()
 
     def update_candidate_strategy(
         self, input_ids: Int[Tensor, "batch length"], scores: Float[Tensor, "batch n vocab"] | None, num_matches: int
     ) -> None:
-        """Adapt the draft length to how many candidates of the last round were accepted."""
+        """Adapt the draft length to how many candidates of the last round were accepted (the mean over a batch)."""
         if self.schedule == "heuristic":
             whole = num_matches >= self.num_assistant_tokens
             self.num_assistant_tokens = (

@@ -8,6 +8,7 @@ rows, with the head's own output as feature, and is dropped afterwards.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..cached_model import CachedModel
 from ..eagle3.head import Eagle3Head, HeadCache
+from ..ragged import window
 from ..scores import Scorer
 from ..tree import Tree
 from .base import Draft, Proposal
@@ -25,59 +27,84 @@ from .stepwise import StepwiseDraft
 class HeadRunner:
     """A head beside its target: takes in the target's features as they come, and steps on from them.
 
+    The rows of a batch have different numbers of stable rows; as in the target's cache, what is added goes behind the
+    longest and is moved up to its own place once it is stable.
+
     Args:
         head: with an embedding.
         target: keeps the states that the head taps (``taps=head.config.taps``).
-        first: the position of the first token that is no padding.
+        firsts: for each sequence the position of the first token that is no padding.
     """
 
-    def __init__(self, head: Eagle3Head, target: CachedModel, first: int = 0) -> None:
+    def __init__(self, head: Eagle3Head, target: CachedModel, firsts: Sequence[int] = (0,)) -> None:
         self.head, self.target, self.cache = head, target, HeadCache()
-        self.first, self.forwards, self.seconds = first, 0, 0.0
-        self.stable = 0
-        """Rows of true features."""
+        self.forwards, self.seconds = 0, 0.0
+        self.start = min(firsts)
+        """The token of the first row."""
+        self.padding = [first - self.start for first in firsts]
+        """Rows of each sequence that are padding."""
+        self.stable = [0] * len(firsts)
+        """Rows of true features, the padding included."""
         self.ids = head.draft_to_target
         """The target's id of each draft id."""
         # asked once: looking makes the host wait
         self._identical = head.config.draft_vocab_size == head.config.vocab_size and not bool(head.d2t.any())
         self._y: Tensor | None = None
 
-    def ready(self, length: int) -> bool:
-        """Whether the target has read all but the last of ``length`` settled tokens, and more than padding."""
-        return self.first < length - 1 <= self.target.length
+    def ready(self, lengths: Sequence[int]) -> bool:
+        """Whether the target has read all but the last settled token of each sequence, and more than padding."""
+        return all(
+            self.start + padding < length - 1 <= held
+            for padding, length, held in zip(self.padding, lengths, self.target.held, strict=True)
+        )
 
-    def read(self, tokens: Int[Tensor, "batch capacity"], length: int) -> Float[Tensor, "batch 1 hidden"] | None:
-        """Take in what the target has said about the first ``length`` tokens; the head's output at the last row, which
-        predicts the token after them. None while there is no row: before the target's first forward, or for one token."""
-        self.cache.crop(self.stable)
-        start, end = self.first + self.stable, min(length - 1, self.target.length)
-        if end > start:
-            features = self.head.features(self.target.tapped(start, end).to(self.head.device))
-            rows = torch.arange(self.stable, self.stable + end - start, device=self.head.device)
-            mask = torch.arange(self.stable + end - start, device=self.head.device) <= rows[:, None]
-            self._y = self._forward(features, tokens[:, start + 1 : end + 1], rows, mask)[:, -1:]
-            self.stable += end - start
+    def read(
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int]
+    ) -> Float[Tensor, "batch 1 hidden"] | None:
+        """Take in what the target has said about each sequence's first ``lengths[r]`` tokens; the head's output at its last
+        row, which predicts the token after them. None while there is no row: before the target's first forward, or for one
+        token."""
+        width = max(self.stable)
+        self.cache.crop(width)
+        ends = [min(n - 1, held) - self.start for n, held in zip(lengths, self.target.held, strict=True)]
+        new = [end - stable for end, stable in zip(ends, self.stable, strict=True)]
+        if max(new) > 0:
+            tokens_from = [self.start + stable for stable in self.stable]
+            features = self.head.features(self.target.tapped(tokens_from, max(new)).to(self.head.device))
+            following = window(tokens, [start + 1 for start in tokens_from], max(new))
+            row = torch.arange(max(new), device=self.head.device)
+            mask = self._visible(torch.ones(max(new), max(new), dtype=torch.bool, device=self.head.device).tril())
+            y = self._forward(features, following, self._positions(row), mask)
+            # sequences with fewer new rows than others were fed something after them, which nothing sees
+            last = window(y, [max(n - 1, 0) for n in new], 1)
+            known = torch.tensor([n > 0 for n in new], device=y.device)[:, None, None]
+            self._y = last if self._y is None else torch.where(known, last, self._y)
+            self.cache.close_gaps(self.stable, width)
+            self.stable = [max(end, stable) for end, stable in zip(ends, self.stable, strict=True)]
+            self.cache.crop(max(self.stable))
         return self._y
 
     def step(
         self,
         features: Float[Tensor, "batch rows hidden"],
         tokens: Int[Tensor, "batch rows"],
-        depth: int,
-        mask: Bool[Tensor, "rows drafted"] | None = None,
+        depth: int | Sequence[int],
+        mask: Bool[Tensor, "*batch rows drafted"] | None = None,
     ) -> Float[Tensor, "batch rows hidden"]:
-        """Go on from drafted tokens of one depth (0: the children of the last settled token); the head's output.
+        """Go on from drafted tokens (depth 0: the children of the last settled token); the head's output.
 
         Args:
             features: of the rows they follow.
             tokens: the drafted tokens.
-            depth: all rows stand at position R + depth.
+            depth: the rows of each sequence stand at position R + depth.
             mask: which drafted rows each row sees, its own included; None: all.
         """
-        if mask is not None:
-            mask = torch.cat([mask.new_ones(len(mask), self.stable), mask], 1)
-        positions = torch.full((tokens.shape[1],), self.stable + depth, device=self.head.device)
-        return self._forward(features, tokens, positions, mask)
+        if mask is None:
+            drafted = self.cache.length - max(self.stable) + 1
+            mask = torch.ones(1, drafted, dtype=torch.bool, device=self.head.device)
+        each = [depth] if isinstance(depth, int) else depth
+        depths = torch.tensor(each, device=self.head.device)[:, None].expand(-1, tokens.shape[1])
+        return self._forward(features, tokens, self._positions(depths), self._visible(mask))
 
     def logits(self, y: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """The head's logits at their target ids; -inf for tokens it can't draft."""
@@ -87,9 +114,42 @@ class HeadRunner:
         whole = drafted.new_full((*drafted.shape[:-1], self.head.config.vocab_size), -torch.inf)
         return whole.index_copy_(-1, self.ids, drafted)
 
-    def _forward(self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def empty(self) -> set[int]:
+        """Sequences without a row of true features: those of one token."""
+        return {
+            i for i, (stable, padding) in enumerate(zip(self.stable, self.padding, strict=True)) if stable <= padding
+        }
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some sequences only."""
+        self.cache.select(rows)
+        self.padding = [self.padding[row] for row in rows]
+        self.stable = [self.stable[row] for row in rows]
+        self._y = None if self._y is None else self._y[rows]
+
+    def _positions(self, after: Int[Tensor, "*batch rows"]) -> Int[Tensor, "batch rows"]:
+        """Positions of rows that stand so far after each sequence's stable ones."""
+        counts = [stable - padding for stable, padding in zip(self.stable, self.padding, strict=True)]
+        return (torch.tensor(counts, device=self.head.device)[:, None] + after).clamp_min(0)
+
+    def _visible(self, mask: Bool[Tensor, "*batch rows new"]) -> Bool[Tensor, "*batch rows cached"]:
+        """Which cached rows new rows see: each sequence's stable ones, and of the new ones those in the mask."""
+        width = max(self.stable)
+        if not any(self.padding) and min(self.stable) == width:
+            whole = torch.cat([mask.new_ones(*mask.shape[:-1], width), mask], -1)
+            return whole if mask.dim() == 2 else whole[:, None]
+        row = torch.arange(width, device=self.head.device)
+        padding, stable = (torch.tensor(x, device=self.head.device)[:, None] for x in (self.padding, self.stable))
+        held = ((row >= padding) & (row < stable))[:, None].expand(-1, mask.shape[-2], -1)
+        new = mask.expand(len(held), -1, -1)
+        if max(self.stable) == 0:  # the prompt: padding sees itself alone
+            real = torch.arange(new.shape[2], device=self.head.device) >= padding
+            new = (new & real[:, None]) | torch.eye(new.shape[2], dtype=torch.bool, device=self.head.device)
+        return torch.cat([held, new], 2)[:, None]
+
+    def _forward(self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         began = time.perf_counter()
-        y: Tensor = self.head(features, tokens.to(self.head.device), positions[None], self.cache, mask)
+        y: Tensor = self.head(features, tokens.to(self.head.device), positions, self.cache, mask)
         self.seconds += time.perf_counter() - began
         self.forwards += 1
         return y
@@ -108,28 +168,32 @@ class Eagle3ChainDraft(StepwiseDraft):
         self.runner = self.runs = runner
         self._y: Tensor | None = None
 
-    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
-        if not self.runner.ready(length):
-            return Proposal.nothing(tokens)
-        return super().propose(tokens, length, count)
+    def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
+        if not self.runner.ready(lengths):
+            return Proposal.chain(tokens[:, :0])
+        return super().propose(tokens, lengths, count)
 
     def logits(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], drafted: list[Int[Tensor, "batch"]]
     ) -> Float[Tensor, "batch 1 rows"]:
-        logits = self._after(tokens, length, len(drafted), drafted[-1][:, None] if drafted else None)
+        logits = self._after(tokens, lengths, len(drafted), drafted[-1][:, None] if drafted else None)
         assert logits is not None
         return logits
 
     def next_logits(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
     ) -> Float[Tensor, "batch 1 rows"] | None:
-        return self._after(tokens, length, node, tokens[:, length - 1 : length] if node else None)
+        last = window(tokens, [length - 1 for length in lengths], 1) if nodes[0] else None
+        return self._after(tokens, lengths, nodes[0], last)
 
-    def _after(self, tokens: Tensor, length: int, node: int, last: Tensor | None) -> Tensor | None:
+    def without_q(self) -> set[int]:
+        return self.runner.empty()
+
+    def _after(self, tokens: Tensor, lengths: Sequence[int], node: int, last: Tensor | None) -> Tensor | None:
         """Logits after the ``node``-th drafted token (``last``), or after the settled ones; None where there is no row."""
         head = self.runner.head
         if last is None:
-            self._y = self.runner.read(tokens, length)
+            self._y = self.runner.read(tokens, lengths)
         else:
             assert self._y is not None
             self._y = self.runner.step(head.feedback(self._y), last, node - 1)
@@ -166,76 +230,96 @@ class Eagle3TreeDraft(Draft):
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
         self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)
-        self._tree: Tree | None = None
+        self._trees: list[Tree] = []
         self._y = torch.empty(0)
-        self._row_of: dict[int, int] = {}
+        self._row_of: list[dict[int, int]] = []
 
     def describe(self) -> dict[str, Any]:
         return {"draft": "Eagle3Tree", "tree_size": self.size, "tree_depth": self.depth, "tree_top_k": self.top_k}
 
-    def propose(self, tokens: Int[Tensor, "1 capacity"], length: int, count: int) -> Proposal:
-        self._tree = None
-        if count < 1 or not self.runner.ready(length):
-            return Proposal.nothing(tokens)
+    def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
+        self._trees = []
+        if count < 1 or not self.runner.ready(lengths):
+            return Proposal.chain(tokens[:, :0])
         head, k = self.runner.head, self.top_k
-        y = self.runner.read(tokens, length)
+        y = self.runner.read(tokens, lengths)
         assert y is not None
         # the pool of candidates: draft ids, cumulative log-probability, and the candidate each follows (-1: the root)
-        best = head.logits(y)[0, 0].log_softmax(-1).topk(k)
-        ids, scores, parents = [best.indices], [best.values], [torch.full((k,), -1, device=head.device)]
-        rows, expanded = [y[0]], [torch.tensor([-1], device=head.device)]
-        frontier, pool = torch.arange(k, device=head.device), k
-        features, seen = head.feedback(y).expand(1, k, -1), torch.eye(k, dtype=torch.bool, device=head.device)
+        best, one = head.logits(y)[:, 0].log_softmax(-1).topk(k), torch.ones(len(lengths), 1, dtype=torch.long)
+        ids, scores, parents = [best.indices], [best.values], [torch.full_like(best.indices, -1)]
+        rows, expanded = [y], [-one.to(head.device)]
+        frontier, pool = torch.arange(k, device=head.device).expand(len(lengths), -1), k
+        own = torch.eye(k, dtype=torch.bool, device=head.device).expand(len(lengths), -1, -1)
+        features, seen = head.feedback(y).expand(-1, k, -1), own
         drafted, reached = best.indices, best.values
         for level in range(min(self.depth, count - 1)):
-            y = self.runner.step(features, self.runner.ids[drafted][None], level, seen)
-            rows.append(y[0])
+            y = self.runner.step(features, self.runner.ids[drafted], level, seen)
+            rows.append(y)
             expanded.append(frontier)
-            best = head.logits(y)[0].log_softmax(-1).topk(k)
-            reached = reached[:, None] + best.values
-            ids.append(best.indices.flatten())
-            scores.append(reached.flatten())
-            parents.append(frontier.repeat_interleave(k))
-            chosen = scores[-1].topk(k).indices
-            drafted, reached, frontier, pool = ids[-1][chosen], scores[-1][chosen], pool + chosen, pool + k * k
+            best = head.logits(y).log_softmax(-1).topk(k)
+            ids.append(best.indices.flatten(1))
+            scores.append((reached[:, :, None] + best.values).flatten(1))
+            parents.append(frontier.repeat_interleave(k, 1))
+            reached, chosen = scores[-1].topk(k)
+            drafted, frontier, pool = ids[-1].gather(1, chosen), pool + chosen, pool + k * k
             from_row = chosen // k
-            features = head.feedback(y[:, from_row])
-            seen = torch.cat([seen[from_row], torch.eye(k, dtype=torch.bool, device=head.device)], 1)
+            features = head.feedback(y.gather(1, from_row[:, :, None].expand(-1, -1, y.shape[2])))
+            seen = torch.cat([seen.gather(1, from_row[:, :, None].expand(-1, -1, seen.shape[2])), own], 2)
         size = min(self.size, self.runner.target.room or self.size)  # a static cache has to hold the tree
         # a stable sort: of equals the earlier, so that no candidate comes without the one it follows
-        kept = torch.cat(scores).sort(descending=True, stable=True).indices[: size - 1].sort().values
-        node_of = {candidate: node for node, candidate in enumerate([-1, *kept.tolist()])}
-        follows = torch.cat(parents)[kept].tolist()
-        chosen_tokens = self.runner.ids[torch.cat(ids)[kept]][None].to(self.device)
-        self._tree = Tree(chosen_tokens, [node_of[candidate] for candidate in follows])
-        self._y, order = torch.cat(rows), torch.cat(expanded).tolist()
-        self._row_of = {node_of[candidate]: row for row, candidate in enumerate(order) if candidate in node_of}
-        return Proposal(self._tree)
+        kept = torch.cat(scores, 1).sort(descending=True, stable=True).indices[:, : size - 1].sort().values
+        follows = torch.cat(parents, 1).gather(1, kept).tolist()
+        chosen_tokens = self.runner.ids[torch.cat(ids, 1).gather(1, kept)].to(self.device)
+        self._y, self._row_of = torch.cat(rows, 1), []
+        order = torch.cat(expanded, 1).tolist()
+        for row, candidates in enumerate(kept.tolist()):
+            node_of = {candidate: node for node, candidate in enumerate([-1, *candidates])}
+            self._trees.append(Tree(chosen_tokens[row : row + 1], [node_of[parent] for parent in follows[row]]))
+            self._row_of.append({node_of[c]: place for place, c in enumerate(order[row]) if c in node_of})
+        return Proposal(self._trees)
 
-    def next_probs(self, tokens: Int[Tensor, "1 capacity"], length: int, node: int) -> Float[Tensor, "1 vocab"] | None:
-        if self._tree is None:
-            y = self.runner.read(tokens, length)
+    def next_probs(
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
+    ) -> Float[Tensor, "batch vocab"] | None:
+        if not self._trees:
+            y = self.runner.read(tokens, lengths)
             if y is None:
                 return None
-        elif node in self._row_of:
-            y = self._row(node)
         else:
-            y = self._expand(node)
+            places = [row_of.get(node) for row_of, node in zip(self._row_of, nodes, strict=True)]
+            y = self._at([place or 0 for place in places])
+            new = [place is None for place in places]
+            if any(new):
+                step = self._expand(nodes)
+                y = torch.where(torch.tensor(new, device=y.device)[:, None, None], step, y)
         logits = self.runner.logits(y).to(self.device)
-        return self.scorer.scores(logits, tokens, length)[:, 0].softmax(-1)
+        return self.scorer.scores(logits, tokens, lengths)[:, 0].softmax(-1)
+
+    def without_q(self) -> set[int]:
+        return self.runner.empty()
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.scorer.select(rows)
 
     def complain(self, position: int) -> Exception:
         return self.scorer.complain(position)
 
-    def _row(self, node: int) -> Float[Tensor, "1 1 hidden"]:
-        """The head's output at an expanded node."""
-        return self._y[self._row_of[node]][None, None]
+    def _at(self, places: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
+        """The head's output at one row of each sequence's search."""
+        return window(self._y, places, 1)
 
-    def _expand(self, node: int) -> Float[Tensor, "1 1 hidden"]:
-        """Run the head on a node that the search did not expand."""
-        assert self._tree is not None
-        head, path = self.runner.head, self._tree.path(node)
-        mask = torch.zeros(1, self.runner.cache.length - self.runner.stable + 1, dtype=torch.bool, device=head.device)
-        mask[0, [*(self._row_of[n] - 1 for n in path[1:-1]), -1]] = True
-        token = self._tree.tokens[:, node - 1 : node]
-        return self.runner.step(head.feedback(self._row(path[-2])), token, len(path) - 2, mask)
+    def _expand(self, nodes: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
+        """Run the head on a node of each sequence, where the search did not expand it; elsewhere on anything."""
+        head = self.runner.head
+        drafted = self.runner.cache.length - max(self.runner.stable)
+        mask = torch.zeros(len(nodes), 1, drafted + 1, dtype=torch.bool, device=head.device)
+        mask[:, 0, -1] = True
+        before, depths, following = [], [], []
+        for row, (tree, row_of, node) in enumerate(zip(self._trees, self._row_of, nodes, strict=True)):
+            path = tree.path(node)
+            mask[row, 0, [row_of[n] - 1 for n in path[1:-1]]] = True
+            before.append(row_of[path[-2]] if len(path) > 1 else 0)
+            depths.append(max(len(path) - 2, 0))
+            following.append(tree.tokens[:, max(node - 1, 0)][:, None])
+        return self.runner.step(head.feedback(self._at(before)), torch.cat(following), depths, mask)

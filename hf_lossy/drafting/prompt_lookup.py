@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.generation import PromptLookupCandidateGenerator
 
-from ..scores import PREFIX_FREE, Scorer
-from ..tree import Tree
+from ..scores import Scorer
 from .base import Draft, Proposal
 
 
@@ -36,31 +36,40 @@ class PromptLookupDraft(Draft):
     ) -> None:
         super().__init__(num_assistant_tokens, schedule)
         self.max_matching_ngram_size, self.scorer = max_matching_ngram_size, scorer
-        # warpers forbid by the scores, which a lookup has none of
-        self.forbidding = LogitsProcessorList(
-            p
-            for p in (scorer.processors if scorer else ())
-            if type(p) not in PREFIX_FREE or type(p) is SuppressTokensLogitsProcessor
-        )
+        # after an end no processor is asked about the prefix
+        self._filler = min(scorer.ends, default=0) if scorer else 0
 
-    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
-        settled = tokens[:, :length]
-        if count == 0 or length < 2:
-            return Proposal.nothing(tokens)
+    def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
+        if count < 1:
+            return Proposal.chain(tokens[:, :0])
+        found = [self._found(row, tokens[row : row + 1, :length], count) for row, length in enumerate(lengths)]
+        longest = max(len(candidates) for candidates in found)
+        # what a row found less than others is filled up; any candidate will do where the token is drawn from the law
+        drafted = tokens.new_full((len(found), longest), self._filler)
+        for row, candidates in enumerate(found):
+            drafted[row, : len(candidates)] = candidates
+        return Proposal.chain(drafted)
+
+    def _found(self, row: int, settled: Int[Tensor, "one length"], count: int) -> Int[Tensor, "drafted"]:
+        """One row's candidates."""
+        length = settled.shape[1]
+        if length < 2:
+            return settled[0, :0]
         lookup = PromptLookupCandidateGenerator(
             num_output_tokens=count,
             max_matching_ngram_size=self.max_matching_ngram_size,
             max_length=length + count + 1,
         )
         found = lookup.get_candidates(settled)[0][:, length : length + count]
-        return Proposal(Tree.chain(found[:, : self._allowed(settled, found)]))
+        return found[0, : self._allowed(row, settled, found)]
 
-    def _allowed(self, prefix: Int[Tensor, "one length"], found: Int[Tensor, "one drafted"]) -> int:
+    def _allowed(self, row: int, prefix: Int[Tensor, "one length"], found: Int[Tensor, "one drafted"]) -> int:
         """How many of the candidates the processors let pass; one that ends the sequence is the last."""
-        if not self.forbidding or self.scorer is None:
+        forbidding = None if self.scorer is None else self.scorer.forbidding(row)
+        if not forbidding or self.scorer is None:
             return found.shape[1]
         for i, token in enumerate(found[0].tolist()):
-            scores = self.forbidding(prefix, torch.zeros(1, self.scorer.vocabulary, device=prefix.device))
+            scores = forbidding(prefix, torch.zeros(1, self.scorer.vocabulary, device=prefix.device))
             if scores[0, token] == -torch.inf:
                 return i
             if token in self.scorer.ends:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..laws.base import Law
 from ..numerics import at, one_hot, sample
+from ..ragged import put
 from ..scores import Coins, Scorer
-from ..tree import Tree
 from .base import Draft, Proposal
 
 
@@ -24,9 +24,10 @@ class StepwiseDraft(Draft):
         greedy: draft the likeliest token.
         point_mass: q is a point mass on the drafted token (a greedy draft that is verified as if sampled).
         needs_probs: leave q out where nothing will read it.
-        confidence: stop drafting after a token with q below this; 0 never stops.
-        ends: stop drafting after one of these tokens. Only looked at on a CPU, or for processors that look at the prefix;
-            elsewhere the host would have to wait for the device after every token, and drafting on is cheaper.
+        confidence: stop drafting after a token with q below this, in every row; 0 never stops.
+        ends: stop drafting when every row has drafted one of these tokens. Only looked at on a CPU, or for processors that
+            look at the prefix; elsewhere the host would have to wait for the device after every token, and drafting on is
+            cheaper.
         samples: whether the candidates count as sampled from q.
     """
 
@@ -55,56 +56,66 @@ class StepwiseDraft(Draft):
         self.samples = samples
 
     def logits(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], drafted: list[Int[Tensor, "batch"]]
     ) -> Float[Tensor, "batch 1 rows"]:
-        """Raw logits after the first ``length`` tokens and the drafted ones, of which all but the last were fed before."""
+        """Raw logits after each row's first ``lengths[r]`` tokens and the drafted ones, of which all but the last were fed
+        before."""
         raise NotImplementedError
 
-    def propose(self, tokens: Int[Tensor, "batch capacity"], length: int, count: int) -> Proposal:
+    def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         drafted, kept = list[Tensor](), list[Tensor]()
-        coins = None if self.greedy or count < 1 else self.coins(tokens.shape[0], count)
+        # as many coins in every round: a row of a batch draws those that it would draw alone
+        coins = None if self.greedy or count < 1 else self.coins(len(lengths), max(count, self.num_assistant_tokens))
+        prefix, going = tokens, [True] * len(lengths)
+        if not self.scorer.prefix_free and count > 0:
+            prefix = torch.cat([tokens[:, : max(lengths)], tokens.new_zeros(len(lengths), count)], 1)
         for i in range(count):
-            logits, prefix = self.logits(tokens, length, drafted), tokens[:, :length]
-            if drafted and not self.scorer.prefix_free:
-                prefix = torch.cat([prefix, torch.stack(drafted, 1).to(prefix.device)], 1)
-            q = self.distribution(logits, prefix, length + i)
+            places = [length + i for length in lengths]
+            q = self.distribution(self.logits(tokens, lengths, drafted), prefix, places)
             token = q.argmax(-1) if coins is None else sample(q, coins[:, i].to(q.device))
             drafted.append(token)
+            if not self.scorer.prefix_free:
+                put(prefix, places, token[:, None].to(prefix.device))
             if self.needs_probs:
                 kept.append(one_hot(token, q) if self.point_mass else q)
-            unsure = self.confidence and (at(q, token) < self.confidence).all()
-            if unsure or (self.ends and all(t in self.ends for t in token.tolist())):
+            if self.ends:
+                going = [goes and t not in self.ends for goes, t in zip(going, token.tolist(), strict=True)]
+            if not any(going) or (self.confidence and (at(q, token) < self.confidence).all()):
                 break
         if not drafted:
-            return Proposal.nothing(tokens)
+            return Proposal.chain(tokens[:, :0])
         q_drafted = torch.stack(kept, 1).to(self.device) if kept else None
-        return Proposal(Tree.chain(torch.stack(drafted, 1).to(self.device)), q_drafted)
+        return Proposal.chain(torch.stack(drafted, 1).to(self.device), q_drafted)
 
     def next_logits(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
     ) -> Float[Tensor, "batch 1 rows"] | None:
-        """Raw logits at a node of the last chain; see :meth:`Draft.next_probs`."""
-        return self.logits(tokens, length, [])
+        """Raw logits at the nodes (all the same) of the last chain; see :meth:`Draft.next_probs`."""
+        return self.logits(tokens, lengths, [])
 
     def next_probs(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, node: int
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
     ) -> Float[Tensor, "batch vocab"] | None:
-        logits = self.next_logits(tokens, length, node)
+        logits = self.next_logits(tokens, lengths, nodes)
         if logits is None:
             return None
-        q = self.distribution(logits, tokens, length)
+        q = self.distribution(logits, tokens, lengths)
         if self.point_mass:
             q = one_hot(q.argmax(-1), q)
         return q.to(self.device)
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.scorer.select(rows)
 
     def complain(self, position: int) -> Exception:
         return self.scorer.complain(position)
 
     def distribution(
-        self, logits: Float[Tensor, "batch 1 rows"], tokens: Int[Tensor, "batch capacity"], length: int
+        self, logits: Float[Tensor, "batch 1 rows"], tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int]
     ) -> Float[Tensor, "batch vocab"]:
-        """q after the first ``length`` tokens; the scores where only their argmax will be read."""
-        scores = self.scorer.scores(logits, tokens, length)[:, 0]
+        """q after each row's first ``lengths[r]`` tokens; the scores where only their argmax will be read."""
+        scores = self.scorer.scores(logits, tokens, lengths)[:, 0]
         if not (self.needs_probs or self.confidence) and self.greedy:
             return scores
         return self.law.shape_draft(scores.softmax(-1))

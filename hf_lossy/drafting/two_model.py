@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..cached_model import CachedModel
+from ..ragged import window
 from .stepwise import StepwiseDraft
 
 
@@ -22,11 +24,15 @@ class TwoModelDraft(StepwiseDraft):
         self.model = self.runs = model
 
     def logits(
-        self, tokens: Int[Tensor, "batch capacity"], length: int, drafted: list[Int[Tensor, "batch"]]
+        self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], drafted: list[Int[Tensor, "batch"]]
     ) -> Float[Tensor, "batch 1 rows"]:
-        new = drafted[-1][:, None] if drafted else tokens[:, self.model.length : length]
+        if drafted:
+            new = drafted[-1][:, None]
+        else:
+            count = self.model.missing(lengths)
+            new = window(tokens, [length - count for length in lengths], count)
         logits: Tensor = self.model(new).logits[:, -1:]
         return logits
 
-    def settle(self, length: int) -> None:
-        self.model.crop(min(self.model.length, length - 1))
+    def settle(self, lengths: Sequence[int]) -> None:
+        self.model.crop([min(held, length - 1) for held, length in zip(self.model.held, lengths, strict=True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from ..ragged import move_up
 from .config import Eagle3Config
 
 
@@ -37,6 +39,17 @@ class HeadCache:
             keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         self.keys, self.values = keys, values
         return keys, values
+
+    def close_gaps(self, starts: Sequence[int], edge: int) -> None:
+        """Move the rows from ``edge`` on, of each sequence to its own start."""
+        if self.keys is not None and self.values is not None and any(start != edge for start in starts):
+            for states in (self.keys.transpose(1, 2), self.values.transpose(1, 2)):
+                move_up(states, starts, edge)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep some sequences."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` rows."""
@@ -73,7 +86,7 @@ class Eagle3Attention(nn.Module):
         cos: Tensor,
         sin: Tensor,
         cache: HeadCache,
-        mask: Bool[Tensor, "rows cached"] | None,
+        mask: Bool[Tensor, "*batch rows cached"] | None,
     ) -> Float[Tensor, "batch rows hidden"]:
         q, k, v = self.project(x, cos, sin)
         keys, values = cache.extend(k, v)
@@ -185,18 +198,18 @@ class Eagle3Head(PreTrainedModel):
         self,
         features: Float[Tensor, "batch rows hidden"],
         tokens: Int[Tensor, "batch rows"],
-        positions: Int[Tensor, "one rows"],
+        positions: Int[Tensor, "batch rows"],
         cache: HeadCache,
-        mask: Bool[Tensor, "rows cached"] | None = None,
+        mask: Bool[Tensor, "*batch rows cached"] | None = None,
     ) -> Float[Tensor, "batch rows hidden"]:
         """One pass over rows, appended to the cache; y, before the final norm.
 
         Args:
             features: g of each row, from :meth:`features` or :meth:`feedback`.
             tokens: the token after each row's feature.
-            positions: the position of each row, for the rotation.
+            positions: the position of each row, for the rotation; one line of them serves a whole batch.
             cache: the rows so far; gets these appended.
-            mask: which cached rows each row sees, its own included; None: all of them.
+            mask: which cached rows each row sees, its own included, [rows, cached] or [B, 1, rows, cached]; None: all.
         """
         layer: Any = self.layers[0]
         wide, residual = layer.inputs(self.embed(tokens), features)

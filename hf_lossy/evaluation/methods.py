@@ -30,12 +30,14 @@ class Method:
     """One way of decoding.
 
     Attributes:
-        law: None decodes with the target alone.
+        law: None decodes with one model alone.
         options: of ``generate``, from :data:`OPTIONS`.
+        model: which one then, ``"target"`` or ``"draft"``.
     """
 
     law: Law | None
     options: dict[str, Any] = field(default_factory=dict)
+    model: str = "target"
 
     def __post_init__(self) -> None:
         for name in self.options:
@@ -50,7 +52,7 @@ class Method:
     def label(self, common: dict[str, Any]) -> str:
         """The name in a table whose methods have some options in common, which it leaves out."""
         if self.law is None:
-            return "target alone"
+            return f"{self.model} alone"
         own = sorted((name, value) for name, value in self.options.items() if common.get(name) != value)
         return ", ".join([str(self.law), *(f"{name}={value}" for name, value in own)])
 
@@ -58,7 +60,7 @@ class Method:
     def key(self) -> str:
         """The same for the same settings, wherever and whenever it is made."""
         text = json.dumps({"law": None if self.law is None else self.law.to_dict(), **self.options}, sort_keys=True)
-        return f"{'target' if self.law is None else self.law.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        return f"{self.model if self.law is None else self.law.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def baseline(self) -> Method | None:
         """What a lossy method has to beat, under the same draft and coupling; None for a baseline itself."""
@@ -73,15 +75,16 @@ class Method:
 
     def to_dict(self) -> dict[str, Any]:
         """For configuration files; :func:`method` reads it."""
-        return {"law": None if self.law is None else self.law.to_dict(), **self.options}
+        return {"law": None, "model": self.model} if self.law is None else {"law": self.law.to_dict(), **self.options}
 
 
 def methods(entries: Iterable[Any]) -> list[Method]:
     """Methods from a configuration, with the baselines they need; no two the same.
 
     Args:
-        entries: each ``"target"``, a law's name, or a dict ``{"law": name or settings, "grid": [strengths], **options}``, of
-            which ``grid`` runs over the law's knob and ``options`` are those of :data:`OPTIONS`.
+        entries: each ``"target"`` or ``"draft"`` (alone), a law's name, or a dict ``{"law": name or settings, "grid":
+            [strengths], **options}``, of which ``grid`` runs over the law's knob and ``options`` are those of
+            :data:`OPTIONS`.
     """
     found: dict[str, Method] = {}
     for entry in [*entries]:
@@ -97,16 +100,16 @@ def methods(entries: Iterable[Any]) -> list[Method]:
 
 
 def _expanded(entry: Any) -> Sequence[Method]:
-    if entry in (None, "target"):
-        return [Method(None)]
+    if entry in ("target", "draft"):
+        return [Method(None, model=entry)]
     if isinstance(entry, str):
         entry = {"law": entry}
     if not isinstance(entry, dict) or "law" not in entry:
-        raise LossyError(f"a method must be 'target', a law's name or a dict with 'law', got {entry!r}")
+        raise LossyError(f"a method must be 'target', 'draft', a law's name or a dict with 'law', got {entry!r}")
     settings = {k: v for k, v in entry.items() if k not in ("law", "grid")}
     given = entry["law"]
     if given is None:
-        return [Method(None)]
+        return [Method(None, model=settings.get("model", "target"))]
     given = {"method": given} if isinstance(given, str) else dict(given)
     name = given.pop("method")
     grid = entry.get("grid")

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO
 
 import torch
 import yaml
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..errors import LossyError
 from ..generation import VerificationStats, generate
@@ -113,28 +114,37 @@ def run(
     folder: Path,
     processes: Processes | None = None,
     track: Callable[[Sequence[Unit], str], Iterable[Unit]] = lambda units, description: units,
+    batch_size: int = 1,
 ) -> list[dict[str, Any]]:
     """Generate and mark whatever is not finished yet; the lines of all units, in order.
 
     Args:
         pair: target, draft, tokenizer.
         settings: of ``generate`` (sampling, ``max_new_tokens``), the same for every method.
-        folder: gets a line for every finished unit at once, so that a kill loses the item in flight and no other.
-        processes: this one works on every n-th of the open units.
+        folder: gets a line for every finished unit at once, so that a kill loses the batch in flight and no other.
+        processes: this one works on every n-th of the open batches.
         track: shows progress.
+        batch_size: items of a method that are generated together, those whose prompts are about as long.
     """
     processes = processes or Alone()
     units = [Unit(method, seed, item) for method in methods for seed in seeds for item in items]
     done = {key_of(line) for line in read_lines(folder, ITEMS)}
     processes.wait_for_everyone()  # everybody has read what was there before anybody adds to it
-    mine = [unit for unit in units if unit.key not in done][processes.process_index :: processes.num_processes]
+    batches = in_batches(pair, [unit for unit in units if unit.key not in done], batch_size)
+    mine = batches[processes.process_index :: processes.num_processes]
     part = f".part{processes.process_index}.jsonl"
     with _appending(folder / f"items{part}") as items_file, _appending(folder / f"times{part}") as times_file:
-        for unit in track(mine, f"{pair.name}: {task.name}"):
-            line, seconds = one(pair, task, unit, settings)
-            for file, value in ((times_file, {**_named(unit), **seconds}), (items_file, {**_named(unit), **line})):
-                file.write(json.dumps(value, ensure_ascii=False) + "\n")
-                file.flush()
+        progress = iter(track([unit for batch in mine for unit in batch], f"{pair.name}: {task.name}"))
+        for batch in mine:
+            next(progress)
+            results = generate_and_mark(pair, task, batch, settings)
+            for i, (unit, (line, seconds)) in enumerate(zip(batch, results, strict=True)):
+                if i:
+                    next(progress)
+                for file, value in ((times_file, {**_named(unit), **seconds}), (items_file, {**_named(unit), **line})):
+                    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+                    file.flush()
+        next(progress, None)  # lets the display end
     processes.wait_for_everyone()
     if processes.process_index == 0:
         for name in (ITEMS, TIMES):
@@ -143,49 +153,89 @@ def run(
     return read_lines(folder, ITEMS)
 
 
-def one(pair: Pair, task: Task, unit: Unit, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Generate and mark one text: its line, and its times."""
-    inputs = pair.inputs(pair.chat(unit.item.prompt))
-    length = inputs["input_ids"].shape[1]
-    seed = item_seed(unit.seed, task.name, unit.item.id)
+def in_batches(pair: Pair, units: Sequence[Unit], size: int) -> list[list[Unit]]:
+    """Units of one method and seed, by the length of their prompts."""
+    groups: dict[tuple[str, int], list[Unit]] = {}
+    for unit in units:
+        groups.setdefault((unit.method.key, unit.seed), []).append(unit)
+    if size > 1:
+        known = {unit.item.id: len(pair.tokenizer(pair.chat(unit.item.prompt))["input_ids"]) for unit in units}
+        groups = {key: sorted(group, key=lambda unit: known[unit.item.id]) for key, group in groups.items()}
+    return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
+
+
+def generate_and_mark(
+    pair: Pair, task: Task, batch: Sequence[Unit], settings: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Generate and mark the texts of a batch, which is of one method: for each its line, and its share of the time."""
+    inputs = pair.inputs(*(pair.chat(unit.item.prompt) for unit in batch))
+    length, method = inputs["input_ids"].shape[1], batch[0].method
+    seeds = [item_seed(unit.seed, task.name, unit.item.id) for unit in batch]
     stops = {"stop_strings": list(task.stop), "tokenizer": pair.tokenizer} if task.stop else {}
-    stats, law = VerificationStats(), unit.method.law
+    stats = VerificationStats()
     began = time.perf_counter()
-    if law is None:
-        devices = [pair.target.device] if pair.target.device.type == "cuda" else []
+    if method.law is None:
+        model = alone(pair, method)
+        devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            out = pair.target.generate(**inputs, **settings, **stops)
+            torch.manual_seed(seeds[0])  # the one generator that transformers draws from, for all rows
+            out = model.generate(**inputs, **settings, **stops)
     else:
-        generator = torch.Generator(pair.target.device).manual_seed(seed)
-        how = {**pair.drafting(**unit.method.options), **settings, **stops}
         out = generate(
             pair.target,
             **inputs,
-            **how,
-            verification=law,
+            **{**pair.drafting(**method.options), **settings, **stops},
+            verification=method.law,
             accounting=True,
-            generator=generator,
+            generator=[torch.Generator(pair.target.device).manual_seed(seed) for seed in seeds],
             verification_stats=stats,
         )
     seconds = time.perf_counter() - began
-    tokens = out[0, length:].tolist()
-    text = pair.tokenizer.decode(tokens, skip_special_tokens=not pair.arithmetic)
-    score = task.score(unit.item.record, text)
-    line: dict[str, Any] = {"correct": score.correct, "parsed": score.parsed, "tokens": len(tokens), "text": text}
-    times = {"seconds": seconds}
-    if law is not None:
-        totals = stats.accounting or {}
-        times |= {name: stats.seconds[name] for name in ("target_forward", "draft_forward")}
-        line |= {
-            "rounds": len(stats.rounds),
-            "drafting_rounds": sum(r.drafted > 0 for r in stats.rounds),
-            "accepted": stats.accepted,
-            "drafted": stats.drafted,
-            "kept": [r.accepted for r in stats.rounds],
-            **{name: totals.get(name) for name in ("tv", "kl", "max_log_ratio", "acceptance", "wasted_distortion")},
-        }
-    return line, times
+    times = {"seconds": seconds / len(batch)}
+    times |= {name: stats.seconds[name] / len(batch) for name in ("target_forward", "draft_forward") if method.law}
+    rows: list[VerificationStats | None] = [None] * len(batch)
+    if method.law is not None:
+        rows = [VerificationStats(rows=[row]) for row in stats.rows]
+    found = []
+    for unit, ids, row in zip(batch, out[:, length:].tolist(), rows, strict=True):
+        tokens = ids[: row.emitted] if row else until_end(ids, pair.target.generation_config)
+        text = pair.tokenizer.decode(tokens, skip_special_tokens=not pair.arithmetic)
+        score = task.score(unit.item.record, text)
+        line: dict[str, Any] = {"correct": score.correct, "parsed": score.parsed, "tokens": len(tokens), "text": text}
+        found.append((line | (figures(row) if row else {}), times))
+    return found
+
+
+def alone(pair: Pair, method: Method) -> PreTrainedModel:
+    """The model that decodes without the other."""
+    if method.model == "target":
+        return pair.target
+    if pair.draft is None or pair.head is not None:
+        raise LossyError(f"{pair.name} has no draft model that could decode alone: leave 'draft' out of the methods")
+    return pair.draft
+
+
+def until_end(ids: list[int], config: GenerationConfig) -> list[int]:
+    """A row of transformers' output up to its end, without what fills a batch up."""
+    eos = config.eos_token_id
+    ends = {eos} if isinstance(eos, int) else set(eos or [])
+    end = next((i for i, token in enumerate(ids, start=1) if token in ends), len(ids))
+    while end and ids[end - 1] == config.pad_token_id and config.pad_token_id not in ends:
+        end -= 1
+    return ids[:end]
+
+
+def figures(stats: VerificationStats) -> dict[str, Any]:
+    """What a text's line says of its speculation."""
+    totals = stats.accounting or {}
+    return {
+        "rounds": len(stats.rounds),
+        "drafting_rounds": sum(r.drafted > 0 for r in stats.rounds),
+        "accepted": stats.accepted,
+        "drafted": stats.drafted,
+        "kept": [r.accepted for r in stats.rounds],
+        **{name: totals.get(name) for name in ("tv", "kl", "max_log_ratio", "acceptance", "wasted_distortion")},
+    }
 
 
 def _named(unit: Unit) -> dict[str, Any]:

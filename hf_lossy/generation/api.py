@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -103,15 +105,18 @@ class Decoder:
             )
             if options.streamer is not None:
                 options.streamer.put(input_ids.cpu())
-            sequences = decode(run)
-        sequences = sequences.clone()
+            finished = decode(run)
+        sequences = pad_sequence(
+            [row.clone() for row in finished], batch_first=True, padding_value=padding(generation_config)
+        )
         if options.streamer is not None:
             options.streamer.end()
         if options.verification_stats is not None:
             options.verification_stats.add(run.stats)
         if not generation_config.return_dict_in_generate:
             return sequences
-        return run.recorder.output(sequences, run.target.cache, run.stats)
+        # rows that stopped earlier have left the cache of a batch
+        return run.recorder.output(sequences, run.target.cache if len(finished) == 1 else None, run.stats)
 
 
 def prepare(
@@ -128,8 +133,9 @@ def prepare(
         beside = f" beside verification_config={options.verification_config!r}" if options.verification_config else ""
         raise LossyError(f"no verification was given{beside}: name a law, for example verification='lenience'")
     law = options.law()
-    check_supported(model, input_ids, config)
+    check_supported(model, config)
     check_processors(processors)
+    check_batch(input_ids, processors, config, options)
     cache = take_cache(model_kwargs)
     if cache is None:
         raise LossyError(
@@ -137,6 +143,8 @@ def prepare(
         )
     mask, positions = model_kwargs.pop("attention_mask", None), model_kwargs.pop("position_ids", None)
     padded = mask is not None and not bool(mask.all())
+    rows, prompt = input_ids.shape
+    stops = Stops(criteria, int(config.max_length))
     forward_kwargs = forwarded(model_kwargs)
     head = options.assistant_model if is_head(options.assistant_model) else None
     if head is not None:
@@ -145,22 +153,23 @@ def prepare(
         model,
         cache,
         "target",
+        rows=rows,
         attention_mask=mask if padded else None,
         position_ids=positions if padded or not _counts_from_zero(positions) else None,
+        last_position=stops.max_length - 1 if rows > 1 else None,
         taps=() if head is None else head.config.taps,
         **forward_kwargs,
     )
-    prompt = input_ids.shape[1]
     if prompt == 0:
         raise LossyError("the prompt is empty: give at least one token, for example the tokenizer's bos_token")
-    if target.length >= prompt:
+    if (held := target.held[0]) >= prompt:
         raise LossyError(
-            f"the cache already holds {target.length} tokens but only {prompt} input_ids were given: pass the whole "
+            f"the cache already holds {held} tokens but only {prompt} input_ids were given: pass the whole "
             "sequence, with at least one token that is not in the cache"
         )
-    if head is not None and target.length:
+    if head is not None and held:
         raise LossyError(
-            f"the cache already holds {target.length} tokens, whose hidden states an EAGLE-3 head needs: leave the cache "
+            f"the cache already holds {held} tokens, whose hidden states an EAGLE-3 head needs: leave the cache "
             "out, and the whole prompt is read again"
         )
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -176,8 +185,7 @@ def prepare(
     sampled, device = bool(config.do_sample), input_ids.device
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
-    stops = Stops(criteria, int(config.max_length))
-    target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos)
+    target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos, rows)
     draft = make_draft(config, options, law, target, target_scorer, coins, mask if padded else None, stops.eos)
     check_draft(options, law, draft, sampled)
     if options.stop_strings is not None:
@@ -195,7 +203,7 @@ def prepare(
         }
     )
     capacity = max(stops.max_length, prompt + 1)
-    tokens = torch.cat([input_ids, input_ids.new_zeros(input_ids.shape[0], capacity - prompt)], 1)
+    tokens = torch.cat([input_ids, input_ids.new_zeros(rows, capacity - prompt)], 1)
     recorded = bool(config.return_dict_in_generate)
     return Run(
         target=target,
@@ -206,13 +214,14 @@ def prepare(
         coins=coins,
         stops=stops,
         recorder=Recorder(
+            rows,
             recorded and bool(config.output_scores),
             recorded and bool(config.output_logits),
             recorded and bool(config.output_hidden_states),
             recorded and bool(config.output_attentions),
         ),
         tokens=tokens,
-        length=prompt,
+        lengths=[prompt] * rows,
         sampled=sampled,
         induced_bonus=options.bonus != "target",
         point_mass=options.draft_probs == "point_mass",
@@ -223,7 +232,7 @@ def prepare(
     )
 
 
-def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: GenerationConfig) -> None:
+def check_supported(model: PreTrainedModel, config: GenerationConfig) -> None:
     """One clear sentence for everything that can't be combined with verification."""
     if model.config.is_encoder_decoder:
         raise LossyError(
@@ -232,19 +241,46 @@ def check_supported(model: PreTrainedModel, input_ids: Tensor | None, config: Ge
         )
     if config.num_beams not in (None, 1):
         raise LossyError(f"num_beams={config.num_beams} can't be combined with verification: use num_beams=1")
-    if config.num_return_sequences not in (None, 1):
-        raise LossyError(
-            f"num_return_sequences={config.num_return_sequences} is not supported with verification yet: call generate once "
-            "for each sequence"
-        )
-    if input_ids is not None and input_ids.shape[0] != 1:
-        raise LossyError(
-            f"a batch of {input_ids.shape[0]} is not supported with verification yet: call generate once for each prompt"
-        )
     for name, why in UNSUPPORTED.items():
         value = getattr(config, name, None)
         if value is not None and value is not False and (name, value) != ("guidance_scale", 1):
             raise LossyError(f"{name}={value!r} can't be combined with verification: {why}")
+
+
+def check_batch(
+    input_ids: Int[Tensor, "batch prompt"], processors: LogitsProcessorList, config: GenerationConfig, options: Options
+) -> None:
+    """An error for what only works with one sequence at a time, and where the number of generators is not that of rows."""
+    rows = input_ids.shape[0]
+    if isinstance(options.generator, list) and len(options.generator) != rows:
+        raise LossyError(
+            f"generator has {len(options.generator)} generators for a batch of {rows}: give one a row, or one"
+        )
+    if rows == 1:
+        return
+    refused = {
+        "streamer": options.streamer is not None,
+        "output_hidden_states=True": config.return_dict_in_generate and config.output_hidden_states,
+        "output_attentions=True": config.return_dict_in_generate and config.output_attentions,
+        "prefix_allowed_tokens_fn": any(isinstance(p, PrefixConstrainedLogitsProcessor) for p in processors),
+    }
+    for name, is_asked_for in refused.items():
+        if is_asked_for:
+            raise LossyError(
+                f"{name} with a batch of {rows} is not supported with verification, where rows keep different numbers of "
+                "tokens: leave it out, or call generate once for each sequence"
+            )
+    if config.pad_token_id is None and config.eos_token_id is None:
+        raise LossyError(
+            f"a batch of {rows} needs a token for the rows that end earlier: give pad_token_id, for example the tokenizer's"
+        )
+
+
+def padding(config: GenerationConfig) -> int:
+    """What follows the end of a row in a batch: the padding token, else the (first) end-of-sequence token."""
+    known = (config.pad_token_id, config.eos_token_id, 0)
+    token = next(token for token in known if token is not None)
+    return int(token[0] if isinstance(token, list) else token)
 
 
 def check_draft(options: Options, law: Law, draft: Draft, sampled: bool) -> None:
@@ -363,7 +399,7 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             "continuous batching (cache_implementation='paged') can't be combined with verification: leave it out"
         )
     if model.config.is_encoder_decoder or setting("num_beams") not in (None, 1):
-        check_supported(model, None, GenerationConfig(num_beams=setting("num_beams")))
+        check_supported(model, GenerationConfig(num_beams=setting("num_beams")))
     if setting("token_healing"):
         raise LossyError(
             "token_healing=True can't be combined with verification: heal the prompt before, with "

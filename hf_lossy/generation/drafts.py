@@ -82,7 +82,7 @@ def make_draft(
     if temperature is not None and sampled:
         processors = without_temperature(processors, temperature)
     stepwise: dict[str, Any] = {
-        "scorer": Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft"),
+        "scorer": Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft", rows=len(target.held)),
         "law": law,
         "coins": coins,
         "device": coins.device,
@@ -97,7 +97,15 @@ def make_draft(
     if is_head(assistant):
         return head_draft(assistant, options, target, mask, stepwise)
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
-    cached = CachedModel(assistant, default_cache(assistant), "draft", attention_mask=mask, position_ids=positions)
+    cached = CachedModel(
+        assistant,
+        default_cache(assistant),
+        "draft",
+        rows=len(target.held),
+        attention_mask=mask,
+        position_ids=positions,
+        last_position=target.last_position,
+    )
     return TwoModelDraft(cached, **stepwise)
 
 
@@ -112,7 +120,8 @@ def head_draft(
             "draft_probs='point_mass' to count them as q = 1"
         )
     head.borrow_embedding(target.model)
-    runner = HeadRunner(head, target, 0 if mask is None else int(mask[0].argmax()))
+    rows = len(target.held)
+    runner = HeadRunner(head, target, [0] * rows if mask is None else mask.long().argmax(1).tolist())
     if mode == "tree":
         of_chains = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
         _refuse(options, of_chains, f"is for chains: a tree has {', '.join(TREE)}; or use draft_mode='chain'")

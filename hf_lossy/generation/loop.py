@@ -1,9 +1,10 @@
 """The decoding loop: draft → verify (one target forward) → couple → commit → roll back.
 
-Shapes: B rows, L settled tokens (the prompt and what was emitted), G drafted tokens in a round, V tokens in the
-vocabulary. A round feeds what the target's cache does not hold yet: the last settled token and the G drafted ones, in the
-first round the whole prompt and the G drafted ones. It gets p at G + 1 nodes: the last settled token (node 0) and each
-drafted one. The first round's forwards are the prefill, and that round's time is booked as such.
+Shapes: B rows, G drafted tokens in a round, V tokens in the vocabulary. Row r has ``lengths[r]`` settled tokens (its prompt
+and what was emitted); rows are independent, keep different numbers of tokens in a round, and leave when they stop. A round
+feeds what the target's cache does not hold yet: the last settled token and the G drafted ones, in the first round the whole
+prompt and the G drafted ones. It gets p at G + 1 nodes: the last settled token (node 0) and each drafted one. The first
+round's forwards are the prefill, and that round's time is booked as such.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..couplings import Coupling, descend, sibling_walk
 from ..drafting import Draft, Proposal
 from ..laws.base import Law
 from ..numerics import at, sample
+from ..ragged import put, window
 from ..scores import Coins, Scorer
 from .outputs import Recorder
 from .statistics import Round, RowStats, VerificationStats
@@ -34,7 +36,7 @@ BROKEN = -1
 
 @dataclass
 class Run:
-    """Everything one call of ``generate`` works with."""
+    """Everything one call of ``generate`` works with. Tokens, lengths and rows are those of the sequences still going on."""
 
     target: CachedModel
     scorer: Scorer
@@ -45,7 +47,7 @@ class Run:
     stops: Stops
     recorder: Recorder
     tokens: Int[Tensor, "batch capacity"]
-    length: int
+    lengths: list[int]
     sampled: bool
     induced_bonus: bool
     point_mass: bool
@@ -53,6 +55,9 @@ class Run:
     prefill_chunk: int | None = None
     on_token: Callable[[int], None] | None = None
     stats: VerificationStats = field(default_factory=VerificationStats)
+    rows: list[int] = field(default_factory=list)
+    """Which sequence each row is."""
+    finished: dict[int, Int[Tensor, "length"]] = field(default_factory=dict)
 
 
 class Verified(NamedTuple):
@@ -72,19 +77,20 @@ class Outcome(NamedTuple):
         figures: the accounting of the path's nodes in pieces of [B, n] each.
     """
 
-    paths: list[Sequence[int]]
+    paths: Sequence[Sequence[int]]
     last: Int[Tensor, "batch"]
     scores: Float[Tensor, "batch nodes vocab"]
     figures: list[Accounting]
 
 
-def decode(run: Run) -> Int[Tensor, "batch length"]:
-    """Generate until the sequence stops; returns the prompt and the emitted tokens."""
-    stats, stopped, timed = run.stats, False, run.stats.first_round
-    stats.rows = [RowStats() for _ in run.tokens]
+def decode(run: Run) -> list[Int[Tensor, "length"]]:
+    """Generate until every sequence has stopped; returns each one's prompt and emitted tokens."""
+    stats, timed = run.stats, run.stats.first_round
+    run.rows = list(range(len(run.lengths)))
+    stats.rows = [RowStats() for _ in run.rows]
     with timed("prefill"):
         chunks = read_prompt(run)
-    while not stopped:
+    while run.rows:
         with timed("draft"):
             proposal = propose(run)
         with timed("verify"):
@@ -94,43 +100,48 @@ def decode(run: Run) -> Int[Tensor, "batch length"]:
         with timed("cache"):
             stopped = commit(run, proposal, verified, outcome)
             roll_back(run, outcome)
+            drop(run, stopped)
         if timed == stats.first_round:
             timed, prefill = stats.timed, (run.target.seconds, run.draft.seconds)
     run.target.release()
     stats.target_forwards, stats.draft_forwards = run.target.forwards - chunks, run.draft.forwards
     stats.add_forwards(prefill, (run.target.seconds, run.draft.seconds))
-    return run.tokens[:, : run.length]
+    return [run.finished[row] for row in sorted(run.finished)]
 
 
 def read_prompt(run: Run) -> int:
     """Where ``prefill_chunk_size`` asks for it, feed the prompt up to its last chunk; the number of forwards it took."""
-    before = run.target.forwards
-    while run.prefill_chunk is not None and (end := run.target.length + run.prefill_chunk) < run.length:
-        run.target(run.tokens[:, run.target.length : end])
-        run.target.crop(end)  # nothing to forget, but a sliding window is trimmed
+    before, length = run.target.forwards, run.lengths[0]
+    while run.prefill_chunk is not None and (end := run.target.held[0] + run.prefill_chunk) < length:
+        run.target(run.tokens[:, run.target.held[0] : end])
+        run.target.crop([end] * len(run.rows))  # nothing to forget, but a sliding window is trimmed
     return run.target.forwards - before
 
 
 def propose(run: Run) -> Proposal:
-    """Draft up to γ tokens deep, and no deeper than can be emitted with one token after them."""
-    count = min(run.draft.num_assistant_tokens, run.stops.room(run.length) - 1)
-    return run.draft.propose(run.tokens, run.length, count)
+    """Draft up to γ tokens deep, and no deeper than some row can emit with one token after them."""
+    count = min(run.draft.num_assistant_tokens, max(map(run.stops.room, run.lengths)) - 1)
+    lacking = max(run.lengths) + count + 1 - run.tokens.shape[1]
+    if lacking > 0:  # rows that are nearly full draft on with the others, past their own end
+        run.tokens = torch.cat([run.tokens, run.tokens.new_zeros(len(run.rows), lacking)], 1)
+    return run.draft.propose(run.tokens, run.lengths, count)
 
 
 def verify(run: Run, proposal: Proposal) -> Verified:
     """One target forward over the last settled and the drafted tokens: logits at the root and at each candidate."""
-    tree = proposal.tree
-    fed = torch.cat([run.tokens[:, run.target.length : run.length], tree.tokens], 1)
-    nodes = tree.tokens.shape[1] + 1
-    outputs = run.target(fed, logits=nodes, seen=None if tree.is_chain else tree.seen)
+    count = run.target.missing(run.lengths)
+    settled = window(run.tokens, [length - count for length in run.lengths], count)
+    nodes = proposal.tokens.shape[1] + 1
+    seen = None if proposal.is_chain else torch.stack([tree.seen for tree in proposal.trees])
+    outputs = run.target(torch.cat([settled, proposal.tokens], 1), logits=nodes, seen=seen)
     return Verified(outputs, outputs.logits[:, -nodes:].to(run.tokens.device))
 
 
 def distributions(
-    run: Run, logits: Float[Tensor, "batch n rows"], length: int
+    run: Run, logits: Float[Tensor, "batch n rows"], lengths: Sequence[int]
 ) -> tuple[Float[Tensor, "batch n vocab"], Float[Tensor, "batch n vocab"]]:
-    """Processed scores and p at n positions, of which the first sees the first ``length`` tokens of ``run.tokens``."""
-    scores = run.scorer.scores(logits, run.tokens, length)
+    """Processed scores and p at n positions, of which the first sees each row's first ``lengths[r]`` tokens."""
+    scores = run.scorer.scores(logits, run.tokens, lengths)
     if run.sampled:
         return scores, scores.softmax(-1)
     if run.law.is_strict and not run.accounting:
@@ -142,9 +153,8 @@ def couple(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 
     """Decide which drafted tokens each row keeps, and draw the token after them."""
     if run.draft.walked:
         return walk(run, proposal, logits)
-    drafted = proposal.tree.tokens
-    run.tokens[:, run.length : run.length + drafted.shape[1]] = drafted  # processors read their prefix from here
-    return match(run, proposal, *distributions(run, logits, run.length))
+    put(run.tokens, run.lengths, proposal.tokens)  # processors read their prefix from here
+    return match(run, proposal, *distributions(run, logits, run.lengths))
 
 
 def match(
@@ -154,24 +164,27 @@ def match(
     p: Float[Tensor, "batch drafted_1 vocab"],
 ) -> Outcome:
     """Couple a chain: accepted counts for all rows at once, then the replacements, then the bonus tokens."""
-    drafted = proposal.tree.tokens
+    drafted = proposal.tokens
     rows, count = drafted.shape
     q = None if proposal.q is None or run.point_mass else proposal.q.to(p.dtype)
     accepted, verification = torch.zeros(rows, dtype=torch.long, device=p.device), None
+    # as many coins in every round, so that a row's do not depend on how far its neighbours draft
+    coins = run.coins(rows, max(count, run.draft.num_assistant_tokens) + 1)
     if count:
         verification = run.coupling(run.law, p[:, :count], q, drafted)
-        accepted = verification.accepted(run.coins(rows, count))
+        accepted = verification.accepted(coins[:, 1 : count + 1])
     kept, ended = _read(run, accepted, drafted, p, q)  # the one synchronisation of a round
     figures, last = [], accepted
     if verification is not None and run.accounting:
         chance = None if run.draft.samples else at(verification.pi, drafted)
         figures.append(account(p[:, :count], q, verification.pi, chance))
     if verification is not None and min(kept) < count:
-        last = verification.replace(accepted, run.coins(rows))
-    if max(kept) == count and not ended:
+        last = verification.replace(accepted, coins[:, 0])
+    if any(k == count and not ends for k, ends in zip(kept, ended, strict=True)):
         p_bonus = p[:, count]
-        pi, q_bonus = emitted_at(run, p_bonus, proposal, count, run.length + count)
-        bonus = sample(pi, run.coins(rows)) if run.sampled else pi.argmax(-1)
+        lengths = [length + count for length in run.lengths]
+        pi, q_bonus = emitted_at(run, p_bonus, proposal, [count] * rows, lengths)
+        bonus = sample(pi, coins[:, 0]) if run.sampled else pi.argmax(-1)
         if q_bonus is not None:
             bonus = bonus.where(q_bonus[:, 0].isfinite(), BROKEN)
         last = torch.where(accepted == count, bonus, last)
@@ -180,73 +193,97 @@ def match(
     return Outcome([range(k + 1) for k in kept], last, scores, figures)
 
 
-def walk(run: Run, proposal: Proposal, logits: Float[Tensor, "1 drafted_1 rows"]) -> Outcome:
-    """Descend a tree along what is drawn at its nodes. Only the nodes on the way are looked at, each with the prefix of its
-    own path; the host waits for the device once at each of them."""
-    tree, figures, scored = proposal.tree, list[Accounting](), list[Tensor]()
+def walk(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 rows"]) -> Outcome:
+    """Descend each row's tree along what is drawn at its nodes. Only the nodes on the way are looked at, one of every row at
+    a time, each with the prefix of its own path; the host waits for the device once at each of them."""
+    trees = [proposal.tree(row) for row in range(len(run.rows))]
+    figures, scored = list[Accounting](), list[Tensor]()
+    # as many coins in every round, so that a row's do not depend on how far its neighbours get
+    coins = run.coins(len(trees), run.draft.num_assistant_tokens + 1)
 
-    def draw(path: list[int]) -> int:
-        node, length = path[-1], run.length + len(path) - 1
-        if node:
-            run.tokens[:, length - 1] = tree.tokens[:, node - 1]
-        scores, p = (x[:, 0] for x in distributions(run, logits[:, node : node + 1], length))
-        pi, q = emitted_at(run, p, proposal, node, length)
-        drawn = sample(pi, run.coins(1)) if run.sampled else pi.argmax(-1)
+    def reach(paths: list[list[int]]) -> list[int]:
+        """Write the tokens that the paths have come to into the sequences; the lengths with them."""
+        lengths = [length + len(path) - 1 for length, path in zip(run.lengths, paths, strict=True)]
+        if any(path[-1] for path in paths):
+            ends = [
+                tree.tokens[0, path[-1] - 1] if path[-1] else run.tokens[row, lengths[row] - 1]
+                for row, (tree, path) in enumerate(zip(trees, paths, strict=True))
+            ]
+            put(run.tokens, [length - 1 for length in lengths], torch.stack(ends)[:, None])
+        return lengths
+
+    def draw(paths: list[list[int]]) -> list[int]:
+        nodes, lengths = [path[-1] for path in paths], reach(paths)
+        scores, p = (x[:, 0] for x in distributions(run, window(logits, nodes, 1), lengths))
+        pi, q = emitted_at(run, p, proposal, nodes, lengths)
+        drawn = sample(pi, coins[:, len(scored)]) if run.sampled else pi.argmax(-1)
         # NaN in p or q, or no score above -inf, shows in the largest entry
-        token, sound = torch.stack([drawn[0].double(), pi[0].amax().double()]).tolist()
+        largest = pi.amax(-1).double()
+        *tokens, sound = torch.cat([drawn.double(), largest.sum()[None]]).tolist()
         if not math.isfinite(sound):
-            raise (run.scorer if not p.amax().isfinite() else run.draft).complain(length)
+            row = int((~largest.isfinite()).long().argmax())
+            raise (run.scorer if not p[row].amax().isfinite() else run.draft).complain(lengths[row])
         scored.append(scores)
         if run.accounting:
-            candidates = tree.candidates(node)
-            chance = pi.gather(1, candidates).sum(1) if candidates.shape[1] else None
-            figures.append(Accounting(*(x[:, None] for x in account(p, q, pi, chance))))
-        return int(token)
+            at_node = account(p, q, pi)
+            found = [tree.candidates(node) for tree, node in zip(trees, nodes, strict=True)]
+            chance = torch.stack([pi[row, c[0]].sum() for row, c in enumerate(found)])
+            is_bonus = torch.tensor([c.shape[1] == 0 for c in found], device=pi.device)
+            at_node = at_node._replace(acceptance=torch.where(is_bonus, at_node.acceptance, chance))
+            figures.append(Accounting(*(x[:, None] for x in at_node)))
+        return [int(token) for token in tokens]
 
-    path, last = descend(tree, draw, run.stops.eos)
-    if len(path) > 1:
-        run.tokens[:, run.length + len(path) - 2] = tree.tokens[:, path[-1] - 1]
-    return Outcome([path], run.tokens.new_tensor([last]), torch.stack(scored, 1), figures)
+    paths, last = descend(trees, draw, run.stops.eos)
+    reach(paths)
+    return Outcome(paths, run.tokens.new_tensor(last), torch.stack(scored, 1), figures)
 
 
 def emitted_at(
-    run: Run, p: Float[Tensor, "batch vocab"], proposal: Proposal, node: int, length: int
+    run: Run, p: Float[Tensor, "batch vocab"], proposal: Proposal, nodes: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"] | None]:
-    """π at one node, after the first ``length`` tokens of ``run.tokens``, and q there where it was asked for.
+    """π at one node of each row, after its first ``lengths[r]`` tokens, and q there where it was asked for.
 
     A node without candidates is a bonus position: with ``bonus="induced"`` the draft is run once more for its q, with
     ``"target"``, or where the draft has no q there, π = p."""
-    law, candidates = run.law, proposal.tree.candidates(node)
+    law = run.law
+    candidates = [proposal.tree(row).candidates(node) for row, node in enumerate(nodes)]
     if run.point_mass:
-        return sibling_walk(law, p, candidates), None
-    is_bonus = candidates.shape[1] == 0
-    if is_bonus and not run.induced_bonus:
+        return torch.cat([sibling_walk(law, p[row : row + 1], c) for row, c in enumerate(candidates)]), None
+    is_bonus = [c.shape[1] == 0 for c in candidates]
+    if all(is_bonus) and not run.induced_bonus:
         return p, None
     wanted = run.accounting or (law.uses_draft and not law.is_strict)
-    q = run.draft.next_probs(run.tokens, length, node) if wanted else None
+    q = run.draft.next_probs(run.tokens, lengths, nodes) if wanted else None
     if q is None:
-        return (p if is_bonus and law.uses_draft else law.induced(p, p)), None
+        return (p if all(is_bonus) and law.uses_draft else law.induced(p, p)), None
     q = q.to(p.dtype)
-    return law.induced(p, q), q
+    pi, unknown = law.induced(p, q), run.draft.without_q()
+    without = [bonus and (not run.induced_bonus or row in unknown) for row, bonus in enumerate(is_bonus)]
+    if any(without):  # in a batch beside rows that have a q
+        lacking = torch.tensor(without, device=p.device)[:, None]
+        q = q.where(~lacking, torch.nan)
+        if law.uses_draft or not run.induced_bonus:
+            pi = pi.where(~lacking, p)
+    return pi, q
 
 
-def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -> bool:
-    """Settle the emitted tokens, cut at the first stop: sequence, stream, records and statistics. True when it stopped."""
-    tree = proposal.tree
+def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -> list[bool]:
+    """Settle the emitted tokens, cut at the first stop: sequence, stream, records and statistics. Which rows stopped."""
+    stopped, kept = [], [len(path) - 1 for path in outcome.paths]
+    put(run.tokens, [length + k for length, k in zip(run.lengths, kept, strict=True)], outcome.last[:, None])
+    blocks = window(run.tokens, run.lengths, max(kept) + 1).tolist()
     for row, path in enumerate(outcome.paths):
-        kept = len(path) - 1
-        run.tokens[row, run.length + kept] = outcome.last[row]
-        new = run.tokens[row, run.length : run.length + kept + 1].tolist()
+        length, new = run.lengths[row], blocks[row][: len(path)]
         if new[-1] == BROKEN:
-            raise run.draft.complain(run.length + kept)
-        recorded = run.recorder.with_scores(outcome.scores)
-        emitted, stop = run.stops.first(run.tokens[row : row + 1], run.length, new, recorded)
-        stats = run.stats.rows[row]
-        accepted = min(kept, emitted)
+            raise run.draft.complain(length + kept[row])
+        one, scores, number = slice(row, row + 1), outcome.scores[row : row + 1], run.rows[row]
+        emitted, stop = run.stops.first(run.tokens[one], length, new, run.recorder.with_scores(number, scores))
+        stats, tree = run.stats.rows[number], proposal.tree(row)
+        accepted = min(kept[row], emitted)
         depth = None if tree.is_chain else max(tree.depths)
         stats.rounds.append(Round(tree.tokens.shape[1], accepted, emitted, stop, depth))
         stats.sources.extend(["accepted"] * accepted)
-        if emitted > kept:
+        if emitted > kept[row]:
             stats.sources.append("replaced" if tree.children[path[-1]] else "bonus")
         if outcome.figures:
             stats.add_accounting(
@@ -255,22 +292,37 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
         if run.on_token is not None:
             for token in new[:emitted]:
                 run.on_token(token)
-    run.recorder.add(verified.outputs, verified.logits, outcome.scores, path[:emitted])
-    run.length += emitted  # one row; rows of different length come with the cache work for batches
-    return stop is not None
+        run.recorder.add(number, verified.outputs, verified.logits[one], scores, path[:emitted])
+        run.lengths[row] += emitted
+        stopped.append(stop is not None)
+    return stopped
 
 
 def roll_back(run: Run, outcome: Outcome) -> None:
     """Forget the refused tokens: the target's cache keeps all settled tokens but the last, the draft's what it can use."""
-    path = outcome.paths[0]
-    run.target.crop(run.length - 1, path)
-    run.draft.settle(run.length)
-    run.draft.update_candidate_strategy(run.tokens[:, : run.length], outcome.scores, len(path) - 1)
+    paths = outcome.paths if run.draft.walked else ()
+    run.target.crop([length - 1 for length in run.lengths], paths)
+    run.draft.settle(run.lengths)
+    kept = sum(len(path) - 1 for path in outcome.paths) // len(outcome.paths)
+    run.draft.update_candidate_strategy(run.tokens[:, : max(run.lengths)], outcome.scores, kept)
 
 
-def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | None) -> tuple[list[int], bool]:
-    """The accepted counts as numbers, and whether every row's block ends in an end-of-sequence token, so that no bonus
-    will be emitted; after a check of p and q that rides on the same transfer.
+def drop(run: Run, stopped: Sequence[bool]) -> None:
+    """Take out the rows that stopped, so that they cost nothing any more. (The last ones stay, for their cache.)"""
+    going = [row for row, stops in enumerate(stopped) if not stops]
+    run.finished |= {run.rows[row]: run.tokens[row, : run.lengths[row]] for row, stops in enumerate(stopped) if stops}
+    if going and len(going) < len(stopped):
+        run.target.select(going)
+        run.draft.select(going)
+        run.scorer.select(going)
+        run.coins.select(going)
+        run.tokens, run.lengths = run.tokens[going], [run.lengths[row] for row in going]
+    run.rows = [run.rows[row] for row in going]
+
+
+def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | None) -> tuple[list[int], list[bool]]:
+    """The accepted counts as numbers, and whether each row's block ends in an end-of-sequence token, so that no bonus will
+    be emitted; after a check of p and q that rides on the same transfer.
 
     A NaN, or nothing but -inf, makes a whole softmax row NaN, so that its first entry tells; where p holds scores (greedy
     and strict) the maximum does."""
@@ -282,7 +334,8 @@ def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | No
     if not sound:
         complaints = (run.scorer.complain, run.draft.complain)
         for mark, complain in zip(marks, complaints, strict=False):
-            broken = (~mark.isfinite()).any(0).nonzero()
+            broken = (~mark.isfinite()).nonzero()
             if len(broken):
-                raise complain(run.length + int(broken[0]))
-    return numbers[: len(accepted)], all(token in run.stops.eos for token in numbers[len(accepted) :])
+                row, position = broken[broken[:, 1].argmin()].tolist()
+                raise complain(run.lengths[row] + position)
+    return numbers[: len(accepted)], [token in run.stops.eos for token in numbers[len(accepted) :]]

@@ -75,7 +75,8 @@ class Options:
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
         verification_stats: a collector that the call's statistics are added to.
-        generator: a ``torch.Generator``; the global one is left alone then.
+        generator: a ``torch.Generator``; the global one is left alone then. For a batch also a list, one a row: no row's
+            coins depend on its neighbours then.
         streamer, tokenizer, assistant_tokenizer, stop_strings: as in transformers' ``generate``.
     """
 
@@ -95,7 +96,7 @@ class Options:
     accounting: bool | None = None
     assistant_model: PreTrainedModel | None = None
     verification_stats: VerificationStats | None = None
-    generator: torch.Generator | None = None
+    generator: torch.Generator | list[torch.Generator] | None = None
     streamer: Any = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
@@ -132,7 +133,8 @@ class Options:
         ):
             value = getattr(self, name)
             duck = name == "streamer" and hasattr(value, "put") and hasattr(value, "end")
-            if value is not None and not isinstance(value, kind) and not duck:
+            several = name == "generator" and isinstance(value, list) and all(isinstance(one, kind) for one in value)
+            if value is not None and not isinstance(value, kind) and not duck and not several:
                 raise LossyError(f"{name} must be a {kind.__name__}, got the {type(value).__name__} {value!r}")
         # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
         model = self.assistant_model

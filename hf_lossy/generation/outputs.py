@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -30,32 +31,34 @@ class Recorder:
     """Collects, for each emitted token, what the caller asked to see: processed target scores, raw logits, hidden states
     and attentions, each as transformers' plain ``generate`` gives them (the first token's states hold the prompt)."""
 
-    def __init__(self, scores: bool, logits: bool, hidden_states: bool, attentions: bool) -> None:
-        self.scores: list[Tensor] | None = [] if scores else None
-        self.logits: list[Tensor] | None = [] if logits else None
+    def __init__(self, rows: int, scores: bool, logits: bool, hidden_states: bool, attentions: bool) -> None:
+        self.scores: list[list[Tensor]] | None = [[] for _ in range(rows)] if scores else None
+        self.logits: list[list[Tensor]] | None = [[] for _ in range(rows)] if logits else None
         self.hidden_states: list[tuple[Tensor, ...]] | None = [] if hidden_states else None
         self.attentions: list[tuple[Tensor, ...]] | None = [] if attentions else None
 
-    def with_scores(self, scores: Tensor) -> Callable[[int], tuple[Tensor, ...] | None]:
-        """What a stopping criterion sees after j more tokens: the recorded scores and j of these, None if not recorded."""
+    def with_scores(self, row: int, scores: Tensor) -> Callable[[int], tuple[Tensor, ...] | None]:
+        """What a stopping criterion sees of a row after j more tokens: the recorded scores and j of these ([1, n, V]), None
+        if they are not recorded."""
 
         def up_to(j: int) -> tuple[Tensor, ...] | None:
-            return None if self.scores is None else (*self.scores, *scores[:, :j].unbind(1))
+            return None if self.scores is None else (*self.scores[row], *scores[:, :j].unbind(1))
 
         return up_to
 
-    def add(self, outputs: Any, logits: Tensor, scores: Tensor, path: Sequence[int]) -> None:
-        """Keep what a verification forward says about the emitted tokens.
+    def add(self, row: int, outputs: Any, logits: Tensor, scores: Tensor, path: Sequence[int]) -> None:
+        """Keep what a verification forward says about the emitted tokens of a row.
 
         Args:
-            outputs: of the forward; its states may hold the prompt before the nodes, which then goes to the first token.
-            logits: at each node, [B, nodes, rows].
-            scores: along the path, [B, n, V].
+            row: which sequence of the batch.
+            outputs: of the forward, which has this one row where states are asked for; its states may hold the prompt before
+            the nodes, which then goes to the first token. logits: at each node, [1, nodes, rows].
+            scores: along the path, [1, n, V].
             path: the nodes that the emitted tokens were drawn at.
         """
         for kept, given in ((self.scores, scores[:, : len(path)]), (self.logits, logits[:, list(path)])):
             if kept is not None:
-                kept.extend(x.to(torch.float32, copy=True) for x in given.unbind(1))
+                kept[row].extend(x.to(torch.float32, copy=True) for x in given.unbind(1))
         nodes = logits.shape[1]
         if self.hidden_states is not None:
             width = outputs.hidden_states[0].shape[1]
@@ -77,9 +80,16 @@ class Recorder:
                 )
 
     def output(self, sequences: Tensor, cache: Any, stats: VerificationStats) -> LossyDecoderOnlyOutput:
-        """The output object, with None for what was not asked for."""
-        fields = {name: getattr(self, name) for name in ("scores", "logits", "hidden_states", "attentions")}
-        fields = {name: None if value is None else tuple(value) for name, value in fields.items()}
+        """The output object, with None for what was not asked for. Steps at which a row was finished already hold NaN."""
+        fields: dict[str, Any] = {
+            name: None if kept is None else tuple(kept)
+            for name, kept in (("hidden_states", self.hidden_states), ("attentions", self.attentions))
+        }
+        for name, rows in (("scores", self.scores), ("logits", self.logits)):
+            fields[name] = None
+            if rows is not None:
+                empty = torch.full_like(rows[0][0], torch.nan)
+                fields[name] = tuple(torch.cat(step) for step in zip_longest(*rows, fillvalue=empty))
         return LossyDecoderOnlyOutput(sequences=sequences, verification=stats, **{CACHE_NAME: cache}, **fields)
 
 
