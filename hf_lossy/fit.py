@@ -3,9 +3,7 @@ it was read as it was trained."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from transformers import PreTrainedModel
 
 from .cached_model import CachedModel
 from .compat import attention_of, default_cache
-from .drafting import HeadRunner
+from .drafting.schedule import expected_tokens
 from .drafting.vocabulary import first_difference, shared_limit
 from .eagle3 import Eagle3Head
 from .eagle3.training import measured
@@ -93,69 +91,6 @@ def _places(target: PreTrainedModel, draft: PreTrainedModel) -> list[Check]:
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def forward_seconds(
-    model: PreTrainedModel, prefix: Int[Tensor, "1 length"], lengths: Sequence[int], repeats: int = 9
-) -> dict[int, float]:
-    """Median seconds of a forward over n new tokens after ``prefix``, for each n, repeats interleaved."""
-    cached = CachedModel(model, default_cache(model), "model")
-    cached(prefix)
-
-    def forward(n: int) -> None:
-        cached(prefix[:, -1:].expand(-1, n), logits=n)
-
-    return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]]), model.device, repeats)
-
-
-@torch.no_grad()
-def head_seconds(
-    target: PreTrainedModel, head: Eagle3Head, prefix: Int[Tensor, "1 length"], rows: Sequence[int], repeats: int = 9
-) -> dict[int, float]:
-    """Median seconds of a head's step over n candidates of one level after ``prefix``, its logits included, for each n."""
-    head.borrow_embedding(target)
-    cached = CachedModel(target, default_cache(target), "target", taps=head.config.taps)
-    cached(prefix)
-    runner = HeadRunner(head, cached)
-    y = runner.read(prefix, [prefix.shape[1]])
-    if y is None:
-        raise LossyError("a head needs two tokens at least, and the prompt has one: give a longer prompt")
-    feature = head.feedback(y)
-
-    def step(n: int) -> None:
-        alone = torch.eye(n, dtype=torch.bool, device=head.device)
-        head.logits(runner.step(feature.expand(1, n, -1), prefix[:, -1:].expand(-1, n), 0, alone))
-
-    return _medians(rows, step, lambda: runner.cache.crop(max(runner.stable)), head.device, repeats)
-
-
-def _medians(
-    sizes: Sequence[int], call: Callable[[int], None], undo: Callable[[], None], device: torch.device, repeats: int
-) -> dict[int, float]:
-    """Median seconds of a call for each size, in turn, with what it left behind undone after each."""
-    times: dict[int, list[float]] = {n: [] for n in sizes}
-    for repeat in range(repeats + 1):
-        for n in sizes:
-            _synchronise(device)
-            began = time.perf_counter()
-            call(n)
-            _synchronise(device)
-            if repeat:  # the first round is a warm-up
-                times[n].append(time.perf_counter() - began)
-            undo()
-    return {n: statistics.median(t) for n, t in times.items()}
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def expected_tokens(acceptance: float, gamma: int) -> float:
-    """Tokens a round of the token coupling when every drafted token is accepted with the same probability α, each on its
-    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1)."""
-    return gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
 def break_even(gamma: int, draft_step: float, verify: float, plain_step: float, overhead: float = 0.0) -> float:

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from ..bench.estimates import clustered_mean
 from ..bench.trees import SAMPLED_SHAPES, SHAPES, dtype_of, measure_speed
-from ..fit import TREES, Agreement, described, forward_seconds, head_checks, head_seconds, probe, variants
+from ..fit import TREES, Agreement, described, head_checks, probe, variants
 from ..loading import Pair
+from ..timing import forward_seconds, head_seconds
 from .common import console, interval, number, status, track
 
 LENGTHS = (1, 2, 3, 5, 8, 16, 32, 60)

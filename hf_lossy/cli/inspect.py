@@ -9,10 +9,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..bench.outside import outside_forwards
+from ..drafting.schedule import expected_tokens
 from ..errors import LossyError
-from ..fit import best_gamma, break_even, checks, expected_tokens, forward_seconds
+from ..fit import best_gamma, break_even, checks
 from ..generation import VerificationStats, generate
 from ..loading import Pair
+from ..timing import forward_seconds
 from .common import (
     DeviceOption,
     DraftOption,

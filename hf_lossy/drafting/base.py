@@ -12,6 +12,7 @@ from transformers.generation import CandidateGenerator
 
 from ..errors import LossyError
 from ..tree import Tree
+from .schedule import Schedule
 
 
 class Proposal(NamedTuple):
@@ -68,8 +69,7 @@ class Draft(CandidateGenerator):
     row.
 
     Args:
-        num_assistant_tokens: how many tokens to draft in a round, γ.
-        schedule: ``"constant"``, or ``"heuristic"``: two more after a round that was accepted whole, else one less.
+        schedule: how many tokens to draft in a round.
     """
 
     has_probs: ClassVar[bool]
@@ -81,8 +81,13 @@ class Draft(CandidateGenerator):
     runs: Runs | None = None
     """What the draft runs on, None where nothing is run."""
 
-    def __init__(self, num_assistant_tokens: int, schedule: str = "constant") -> None:
-        self.num_assistant_tokens, self.schedule = num_assistant_tokens, schedule
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    @property
+    def num_assistant_tokens(self) -> int:
+        """How many tokens to draft in the next round, γ."""
+        return self.schedule.length
 
     @property
     def forwards(self) -> int:
@@ -96,7 +101,7 @@ class Draft(CandidateGenerator):
 
     def describe(self) -> dict[str, Any]:
         """What it is and how far it drafts, for the statistics."""
-        return {"draft": type(self).__name__.removesuffix("Draft"), "num_assistant_tokens": self.num_assistant_tokens}
+        return {"draft": type(self).__name__.removesuffix("Draft"), **self.schedule.describe()}
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         """Draft after each row's first ``lengths[r]`` tokens, up to ``count`` tokens deep."""
@@ -145,9 +150,5 @@ class Draft(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: Int[Tensor, "batch length"], scores: Float[Tensor, "batch n vocab"] | None, num_matches: int
     ) -> None:
-        """Adapt the draft length to how many candidates of the last round were accepted (the mean over a batch)."""
-        if self.schedule == "heuristic":
-            whole = num_matches >= self.num_assistant_tokens
-            self.num_assistant_tokens = (
-                self.num_assistant_tokens + 2 if whole else max(1, self.num_assistant_tokens - 1)
-            )
+        """Adapt the draft length to how many candidates of the last round were accepted."""
+        self.schedule.update(self.num_assistant_tokens, [num_matches])

@@ -21,6 +21,7 @@ from ..ragged import window
 from ..scores import Scorer
 from ..tree import Tree
 from .base import Draft, Proposal
+from .schedule import Schedule
 from .stepwise import StepwiseDraft
 
 
@@ -226,7 +227,7 @@ class Eagle3TreeDraft(Draft):
     def __init__(
         self, runner: HeadRunner, scorer: Scorer, device: torch.device, *, size: int, depth: int, top_k: int
     ) -> None:
-        super().__init__(num_assistant_tokens=depth + 1)
+        super().__init__(Schedule(depth + 1))
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
         self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)

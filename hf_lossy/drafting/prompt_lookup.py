@@ -9,6 +9,7 @@ from transformers.generation import PromptLookupCandidateGenerator
 
 from ..scores import Scorer
 from .base import Draft, Proposal
+from .schedule import Schedule
 
 
 class PromptLookupDraft(Draft):
@@ -17,24 +18,17 @@ class PromptLookupDraft(Draft):
     Deterministic given the prefix and without a q, so it is verified by the tree coupling on a chain.
 
     Args:
-        num_assistant_tokens: how many tokens to look up.
+        schedule: how many tokens to look up.
         max_matching_ngram_size: the longest n-gram to match.
         scorer: the target's. What its processors forbid is no candidate, and none of them is asked about a prefix that
             they would never have let arise.
-        schedule: how γ adapts, see :class:`Draft`.
     """
 
     has_probs = False
     samples = False
 
-    def __init__(
-        self,
-        num_assistant_tokens: int,
-        max_matching_ngram_size: int = 2,
-        scorer: Scorer | None = None,
-        schedule: str = "constant",
-    ) -> None:
-        super().__init__(num_assistant_tokens, schedule)
+    def __init__(self, schedule: Schedule, max_matching_ngram_size: int = 2, scorer: Scorer | None = None) -> None:
+        super().__init__(schedule)
         self.max_matching_ngram_size, self.scorer = max_matching_ngram_size, scorer
         # after an end no processor is asked about the prefix
         self._filler = min(scorer.ends, default=0) if scorer else 0

@@ -11,6 +11,7 @@ from ..numerics import at, one_hot, sample
 from ..ragged import put
 from ..scores import Coins, Scorer
 from .base import Draft, Proposal
+from .schedule import Schedule
 
 
 class StepwiseDraft(Draft):
@@ -29,6 +30,7 @@ class StepwiseDraft(Draft):
             look at the prefix; elsewhere the host would have to wait for the device after every token, and drafting on is
             cheaper.
         samples: whether the candidates count as sampled from q.
+        schedule: how many tokens to draft in a round.
     """
 
     has_probs = True
@@ -46,10 +48,9 @@ class StepwiseDraft(Draft):
         confidence: float,
         ends: Collection[int],
         samples: bool,
-        num_assistant_tokens: int,
-        schedule: str,
+        schedule: Schedule,
     ) -> None:
-        super().__init__(num_assistant_tokens, schedule)
+        super().__init__(schedule)
         self.scorer, self.law, self.coins, self.device = scorer, law, coins, device
         self.greedy, self.point_mass, self.needs_probs, self.confidence = greedy, point_mass, needs_probs, confidence
         self.ends = ends if device.type == "cpu" or not scorer.prefix_free else ()

@@ -186,7 +186,9 @@ def prepare(
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
     target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos, rows)
-    draft = make_draft(config, options, law, target, target_scorer, coins, mask if padded else None, stops.eos)
+    draft = make_draft(
+        config, options, law, target, target_scorer, coins, input_ids, mask if padded else None, stops.eos
+    )
     check_draft(options, law, draft, sampled)
     if options.stop_strings is not None:
         if options.tokenizer is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Collection
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -19,9 +22,11 @@ from ..couplings import (
     coupling,
 )
 from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, TwoModelDraft
+from ..drafting.schedule import Costs, Expected, Heuristic, Schedule
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
+from ..timing import forward_seconds, head_seconds
 from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head, tree_defaults
 
 
@@ -42,6 +47,7 @@ def make_draft(
     target: CachedModel,
     target_scorer: Scorer,
     coins: Coins,
+    prompt: Tensor,
     mask: Tensor | None,
     ends: Collection[int],
 ) -> Draft:
@@ -62,12 +68,8 @@ def make_draft(
         assert lookup is not None
         why = "has no meaning with prompt lookup, which samples nothing: leave it out, or use a draft model"
         _refuse(options, ("draft_temperature", "assistant_confidence_threshold"), why)
-        return PromptLookupDraft(
-            options.num_assistant_tokens or lookup,
-            config.max_matching_ngram_size or 2,
-            target_scorer,
-            options.num_assistant_tokens_schedule or "constant",
-        )
+        schedule = make_schedule(options, options.num_assistant_tokens or lookup, law, target, None, prompt)
+        return PromptLookupDraft(schedule, config.max_matching_ngram_size or 2, target_scorer)
     if assistant.config.is_encoder_decoder:
         raise LossyError(
             f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"
@@ -91,11 +93,11 @@ def make_draft(
         "needs_probs": sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
         "confidence": options.assistant_confidence_threshold or 0.0,
         "ends": ends,
-        "num_assistant_tokens": options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH,
-        "schedule": options.num_assistant_tokens_schedule or "constant",
     }
     if is_head(assistant):
-        return head_draft(assistant, options, target, mask, stepwise)
+        return head_draft(assistant, options, law, target, prompt, mask, stepwise)
+    length = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
+    stepwise["schedule"] = make_schedule(options, length, law, target, assistant, prompt)
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
     cached = CachedModel(
         assistant,
@@ -110,7 +112,13 @@ def make_draft(
 
 
 def head_draft(
-    head: PreTrainedModel, options: Options, target: CachedModel, mask: Tensor | None, stepwise: dict[str, Any]
+    head: PreTrainedModel,
+    options: Options,
+    law: Law,
+    target: CachedModel,
+    prompt: Tensor,
+    mask: Tensor | None,
+    stepwise: dict[str, Any],
 ) -> Draft:
     """A tree or a chain from an EAGLE-3 head, which borrows the target's embedding unless it has one."""
     mode = options.draft_mode or "tree"
@@ -130,9 +138,50 @@ def head_draft(
         size, depth, top_k = (defaults[name] if value is None else value for name, value in given.items())
         return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], size=size, depth=depth, top_k=top_k)
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
-    stepwise["num_assistant_tokens"] = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
+    length = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
+    stepwise["schedule"] = make_schedule(options, length, law, target, head, prompt)
     stepwise["greedy"] |= mode == "chain"
     return Eagle3ChainDraft(runner, samples=mode == "sampled", **stepwise)
+
+
+def make_schedule(
+    options: Options, length: int, law: Law, target: CachedModel, draft: PreTrainedModel | None, prompt: Tensor
+) -> Schedule:
+    """How the draft length is chosen. ``"expected"`` goes by forward times, which are measured once for a target and a draft
+    in a process (and a number of rows), on the first prompt, so that later calls with the same seed make the same
+    choices."""
+    name = options.num_assistant_tokens_schedule or "constant"
+    if name != "expected":
+        return (Heuristic if name == "heuristic" else Schedule)(length)
+    if options.num_assistant_tokens is not None:
+        raise LossyError(
+            f"num_assistant_tokens={options.num_assistant_tokens} has no meaning with num_assistant_tokens_schedule="
+            "'expected', which chooses it: leave it out"
+        )
+    asks_bonus = options.bonus != "target" and law.uses_draft and not law.is_strict
+    with _calibrating:
+        known = _costs.setdefault(target.model, {})
+        key = (None if draft is None else weakref.ref(draft), len(prompt))
+        if key not in known:
+            known[key] = _measured(target.model, draft, prompt[:, -CALIBRATION_PROMPT:])
+    return Expected(known[key], asks_bonus and draft is not None)
+
+
+CALIBRATION_PROMPT = 64
+"""Tokens of the prompt that forwards are timed after."""
+_costs: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary()
+_calibrating = threading.Lock()
+
+
+def _measured(target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Tensor) -> Costs:
+    verify = forward_seconds(target, prompt, [1, 2, 4, 8, Expected.MOST + 1], repeats=3)
+    if draft is None:
+        return Costs(verify, 0.0)
+    if is_head(draft):
+        if prompt.shape[1] < 2:
+            prompt = prompt.expand(-1, 2)  # a head needs two tokens
+        return Costs(verify, head_seconds(target, draft, prompt, [1], repeats=3)[1])
+    return Costs(verify, forward_seconds(draft, prompt, [1], repeats=3)[1])
 
 
 def _refuse(options: Options, names: Collection[str], why: str) -> None:

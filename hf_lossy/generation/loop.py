@@ -99,7 +99,7 @@ def decode(run: Run) -> list[Int[Tensor, "length"]]:
             outcome = couple(run, proposal, verified.logits)
         with timed("cache"):
             stopped = commit(run, proposal, verified, outcome)
-            roll_back(run, outcome)
+            roll_back(run, proposal, outcome)
             drop(run, stopped)
         if timed == stats.first_round:
             timed, prefill = stats.timed, (run.target.seconds, run.draft.seconds)
@@ -298,13 +298,12 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
     return stopped
 
 
-def roll_back(run: Run, outcome: Outcome) -> None:
-    """Forget the refused tokens: the target's cache keeps all settled tokens but the last, the draft's what it can use."""
-    paths = outcome.paths if run.draft.walked else ()
-    run.target.crop([length - 1 for length in run.lengths], paths)
+def roll_back(run: Run, proposal: Proposal, outcome: Outcome) -> None:
+    """Forget the refused tokens: the target's cache keeps all settled tokens but the last, the draft's what it can use; and
+    let the draft length follow how it went."""
+    run.target.crop([length - 1 for length in run.lengths], outcome.paths if run.draft.walked else ())
     run.draft.settle(run.lengths)
-    kept = sum(len(path) - 1 for path in outcome.paths) // len(outcome.paths)
-    run.draft.update_candidate_strategy(run.tokens[:, : max(run.lengths)], outcome.scores, kept)
+    run.draft.schedule.update(proposal.tokens.shape[1], [len(path) - 1 for path in outcome.paths])
 
 
 def drop(run: Run, stopped: Sequence[bool]) -> None:

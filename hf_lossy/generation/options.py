@@ -70,7 +70,9 @@ class Options:
         tree_top_k: candidates expanded at each level, and children of each; 10, and 4 on a CPU.
         draft_temperature: temperature of the draft (0: greedy, q is a point mass); the target's unless given.
         num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
-        num_assistant_tokens_schedule: ``"constant"`` (default) or ``"heuristic"``.
+        num_assistant_tokens_schedule: ``"constant"`` (default), ``"heuristic"``, or ``"expected"``: in each round the γ with
+            the most expected tokens a second, from measured forward times and the acceptance so far
+            (:class:`hf_lossy.drafting.schedule.Expected`).
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
@@ -112,7 +114,7 @@ class Options:
             ("bonus", ["induced", "target"]),
             ("draft_probs", ["head", "point_mass"]),
             ("draft_mode", list(DRAFT_MODES)),
-            ("num_assistant_tokens_schedule", ["constant", "heuristic"]),
+            ("num_assistant_tokens_schedule", ["constant", "heuristic", "expected"]),
         ):
             value = getattr(self, name)
             if value is not None and value not in allowed:

@@ -163,6 +163,12 @@ class VerificationStats:
         ]
 
     @property
+    def plain_rounds(self) -> int:
+        """Rounds that drafted nothing: without room for it, before a head has something to go by, where a lookup found
+        nothing, and where the schedule ``"expected"`` found that drafting does not pay."""
+        return sum(r.drafted == 0 for r in self.rounds)
+
+    @property
     def accounting(self) -> dict[str, float] | None:
         """Over all emitted tokens: mean ``tv``, ``acceptance`` and ``wasted_distortion`` (over positions that have a q),
         the largest ``max_log_ratio``, and ``kl`` summed over each sequence, averaged over sequences."""
@@ -184,6 +190,7 @@ class VerificationStats:
             **self.settings,
             "sequences": len(self.rows),
             "rounds": len(self.rounds),
+            "plain_rounds": self.plain_rounds,
             "emitted": self.emitted,
             "drafted": self.drafted,
             "accepted": self.accepted,

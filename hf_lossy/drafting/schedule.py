@@ -1,0 +1,115 @@
+"""How many tokens to draft in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+
+class Schedule:
+    """Draft the same number of tokens in every round.
+
+    Args:
+        length: γ.
+    """
+
+    name: ClassVar[str] = "constant"
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def update(self, drafted: int, accepted: Sequence[int]) -> None:
+        """Look at what became of a round: tokens drafted, and accepted in each row."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it goes by, for the statistics."""
+        return {"num_assistant_tokens": self.length, "num_assistant_tokens_schedule": self.name}
+
+
+class Heuristic(Schedule):
+    """Two more after a round that was accepted whole (on average over a batch), else one less, as in transformers."""
+
+    name = "heuristic"
+
+    def update(self, drafted: int, accepted: Sequence[int]) -> None:
+        whole = sum(accepted) // len(accepted) >= self.length
+        self.length = self.length + 2 if whole else max(1, self.length - 1)
+
+
+class Costs(NamedTuple):
+    """Measured seconds of forwards.
+
+    Attributes:
+        target: of the target over n tokens, by n; between these it is interpolated.
+        draft: of a draft's step.
+    """
+
+    target: dict[int, float]
+    draft: float
+
+
+def expected_tokens(acceptance: float, gamma: int) -> float:
+    """Tokens a round of the token coupling when every drafted token is accepted with the same probability α, each on its
+    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1)."""
+    return gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
+
+
+class Expected(Schedule):
+    """The γ with the most expected tokens a second, given how often drafted tokens were accepted so far:
+
+        argmax over γ of  E(γ) / (t(γ + 1) + γ d + α^γ b),    E(γ) = (1 − α^(γ+1)) / (1 − α)
+
+    with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the draft
+    once more after a block that was accepted whole. α is a running estimate, in which a round counts for a tenth less with
+    every round after it. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that
+    pays by now. The times are measured before the run, so that γ depends on them and on the tokens alone; which γ is chosen
+    does not touch the law of what is emitted, since a round's γ is fixed before its coins are thrown.
+
+    Args:
+        costs: t and d.
+        asks_bonus: whether the law needs q at bonus positions.
+    """
+
+    name = "expected"
+    MOST = 20
+    PRIOR, WEIGHT, DECAY = 0.8, 4.0, 0.9
+    PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
+
+    def __init__(self, costs: Costs, asks_bonus: bool) -> None:
+        self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
+        self._accepted, self._tried = self.PRIOR * self.WEIGHT, self.WEIGHT
+        self._plain, self._wait = 0, self.FIRST_WAIT
+        super().__init__(self._best())
+
+    @property
+    def acceptance(self) -> float:
+        """α."""
+        return self._accepted / self._tried
+
+    def seconds(self, gamma: int) -> float:
+        """What a round costs on average."""
+        verify = float(np.interp(gamma + 1, list(self.costs.target), list(self.costs.target.values())))
+        return verify + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
+
+    def update(self, drafted: int, accepted: Sequence[int]) -> None:
+        if drafted:
+            tried = sum(min(kept + 1, drafted) for kept in accepted)
+            self._accepted = self.DECAY * self._accepted + sum(accepted)
+            self._tried = self.DECAY * self._tried + tried
+        self.length = self._best()
+        if self.length:
+            self._plain, self._wait = 0, self.FIRST_WAIT
+            return
+        self._plain += 1
+        if self._plain > self._wait:
+            self.length = self.PROBE
+            if self._plain == self._wait + self.PROBES:
+                self._plain, self._wait = 0, min(2 * self._wait, self.LONGEST_WAIT)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
+
+    def _best(self) -> int:
+        return max(range(self.MOST + 1), key=lambda g: expected_tokens(self.acceptance, g) / self.seconds(g))

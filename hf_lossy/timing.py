@@ -1,0 +1,81 @@
+"""How long a model's forwards take here: medians, interleaved, after a warm-up."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .cached_model import CachedModel
+from .compat import default_cache
+from .drafting import HeadRunner
+from .eagle3 import Eagle3Head
+from .errors import LossyError
+
+
+@torch.no_grad()
+def forward_seconds(
+    model: PreTrainedModel, prefix: Int[Tensor, "batch length"], lengths: Sequence[int], repeats: int = 9
+) -> dict[int, float]:
+    """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved."""
+    rows = len(prefix)
+    cached = CachedModel(model, default_cache(model), "model", rows=rows)
+    cached(prefix)
+
+    def forward(n: int) -> None:
+        cached(prefix[:, -1:].expand(-1, n), logits=n)
+
+    return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]] * rows), model.device, repeats)
+
+
+@torch.no_grad()
+def head_seconds(
+    target: PreTrainedModel,
+    head: Eagle3Head,
+    prefix: Int[Tensor, "batch length"],
+    rows: Sequence[int],
+    repeats: int = 9,
+) -> dict[int, float]:
+    """Median seconds of a head's step over n candidates of one level after ``prefix``, its logits included, for each n."""
+    head.borrow_embedding(target)
+    batch = len(prefix)
+    cached = CachedModel(target, default_cache(target), "target", rows=batch, taps=head.config.taps)
+    cached(prefix)
+    runner = HeadRunner(head, cached, [0] * batch)
+    y = runner.read(prefix, [prefix.shape[1]] * batch)
+    if y is None:
+        raise LossyError("a head needs two tokens at least, and the prompt has one: give a longer prompt")
+    feature = head.feedback(y)
+
+    def step(n: int) -> None:
+        alone = torch.eye(n, dtype=torch.bool, device=head.device)
+        head.logits(runner.step(feature.expand(-1, n, -1), prefix[:, -1:].expand(-1, n), 0, alone))
+
+    return _medians(rows, step, lambda: runner.cache.crop(max(runner.stable)), head.device, repeats)
+
+
+def _medians(
+    sizes: Sequence[int], call: Callable[[int], None], undo: Callable[[], None], device: torch.device, repeats: int
+) -> dict[int, float]:
+    """Median seconds of a call for each size, in turn, with what it left behind undone after each."""
+    times: dict[int, list[float]] = {n: [] for n in sizes}
+    for repeat in range(repeats + 1):
+        for n in sizes:
+            _synchronise(device)
+            began = time.perf_counter()
+            call(n)
+            _synchronise(device)
+            if repeat:  # the first round is a warm-up
+                times[n].append(time.perf_counter() - began)
+            undo()
+    return {n: statistics.median(t) for n, t in times.items()}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,168 @@
+"""How many tokens are drafted in a round, and that the choice leaves the law alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import hf_lossy
+from hf_lossy import LossyError
+from hf_lossy.drafting.schedule import Costs, Expected, Heuristic, Schedule, expected_tokens
+from hf_lossy.generation import drafts
+
+from .models import PROMPT, draft, head, lossy, plain, target
+from .test_sampling_law import P_VALUE, chi_square, long_run
+
+FLAT = {1: 1.0, 21: 1.0}
+
+
+def feed(schedule, acceptance, rounds=200, seed=0):
+    """Rounds in which every token is accepted with the same probability; the lengths chosen."""
+    coins, lengths = torch.Generator().manual_seed(seed), []
+    for _ in range(rounds):
+        kept = 0
+        while kept < schedule.length and float(torch.rand((), generator=coins)) < acceptance:
+            kept += 1
+        lengths.append(schedule.length)
+        schedule.update(schedule.length, [kept])
+    return lengths
+
+
+def best(acceptance, draft_cost, target=FLAT, bonus=0.0):
+    """γ by definition, with t(n) of a line through what was measured."""
+    (n0, t0), (n1, t1) = target.items()
+
+    def rate(g):
+        verify = t0 + (t1 - t0) * (g + 1 - n0) / (n1 - n0)
+        tokens = sum(acceptance**i for i in range(g + 1))
+        return tokens / (verify + g * draft_cost + acceptance**g * bonus)
+
+    return max(range(21), key=rate)
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("verify", [FLAT, {1: 1.0, 21: 3.0}], ids=["flat", "rising"])
+def test_the_length_comes_near_the_best_one(acceptance, cost, verify):
+    schedule = Expected(Costs(verify, cost), asks_bonus=False)
+    lengths = [length for length in feed(schedule, acceptance)[50:] if length != Expected.PROBE]
+    wanted, spread = best(acceptance, cost, verify), [best(acceptance + d, cost, verify) for d in (-0.2, 0.15)]
+    if wanted or lengths:
+        middle = sorted(lengths)[len(lengths) // 2] if lengths else wanted
+        assert min(spread) <= middle <= max(spread)
+
+
+def test_expected_tokens_and_costs_are_those_of_the_formula():
+    schedule = Expected(Costs({1: 1.0, 5: 2.0}, 0.25), asks_bonus=True)
+    assert schedule.seconds(2) == pytest.approx(1.5 + 2 * 0.25 + 0.8**2 * 0.25)
+    assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert expected_tokens(1.0, 3) == 4
+
+
+def test_a_draft_that_does_not_pay_is_left_out_and_tried_again_in_a_while():
+    schedule = Expected(Costs(FLAT, 0.5), asks_bonus=False)
+    lengths = feed(schedule, 0.0, rounds=400)
+    drafted = [i for i, length in enumerate(lengths) if length]
+    gaps = [b - a for a, b in itertools.pairwise(drafted) if b - a > 1]
+    assert sum(length == 0 for length in lengths) > 340
+    assert gaps == sorted(gaps)
+    assert max(gaps) > 2 * min(gaps)
+    again = feed(schedule, 1.0, rounds=400)
+    assert again[-1] > 0  # and comes back when it pays
+
+
+def test_the_others():
+    constant = Schedule(3)
+    constant.update(3, [3])
+    assert constant.length == 3
+    heuristic = Heuristic(3)
+    lengths = []
+    for kept in ([3], [2], [4, 4], [0, 6]):
+        heuristic.update(heuristic.length, kept)
+        lengths.append(heuristic.length)
+    assert lengths == [5, 4, 6, 5]
+
+
+# --- through generate() -------------------------------------------------------------------------------------------------
+
+DRAFTS = {
+    "D": lambda: {"assistant_model": draft()},
+    "prompt lookup": lambda: {"prompt_lookup_num_tokens": 4},
+    "head": lambda: {"assistant_model": head(target()), "draft_mode": "chain"},
+}
+
+
+@pytest.mark.parametrize("drafted", DRAFTS.values(), ids=DRAFTS)
+def test_the_text_is_plain_greedy_text(drafted):
+    assert torch.equal(lossy(target(), num_assistant_tokens_schedule="expected", **drafted()), plain(target()))
+
+
+def made(monkeypatch, costs):
+    monkeypatch.setattr(drafts, "_costs", type(drafts._costs)())
+    monkeypatch.setattr(drafts, "_measured", lambda *models: costs)
+
+
+@pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.SpecCascade(0.4, "target")], ids=str)
+def test_the_law_is_not_touched(law, monkeypatch):
+    """Lengths move between 0 and 20 with the acceptance, which the coins decide."""
+    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, 0.28))
+    groups, out = long_run(law, num_assistant_tokens=None, num_assistant_tokens_schedule="expected")
+    assert chi_square(groups) > P_VALUE
+    assert len({r.drafted for r in out.verification.rounds}) > 3
+
+
+def test_a_seed_gives_the_same_choices(monkeypatch):
+    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, 0.1))
+    options = {"assistant_model": draft(), "do_sample": True, "num_assistant_tokens_schedule": "expected"}
+    runs = []
+    for _ in range(2):
+        stats = hf_lossy.VerificationStats()
+        text = lossy(
+            target(),
+            max_new_tokens=60,
+            generator=torch.Generator().manual_seed(3),
+            verification_stats=stats,
+            **options,
+        )
+        runs.append((text.tolist(), [r.drafted for r in stats.rounds]))
+    assert runs[0] == runs[1]
+    assert len(set(runs[0][1])) > 2
+    assert stats.settings["num_assistant_tokens_schedule"] == "expected"
+    assert stats.settings["draft_seconds"] == 0.1
+
+
+def test_what_does_not_pay_is_said_in_the_statistics(monkeypatch):
+    made(monkeypatch, Costs({1: 1.0, 21: 9.0}, 5.0))
+    stats = hf_lossy.VerificationStats()
+    lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
+    assert stats.summary()["plain_rounds"] == stats.plain_rounds > 15
+    assert stats.block_efficiency < 1.3
+
+
+def test_forwards_are_timed_once_for_a_pair(monkeypatch):
+    calls = []
+
+    def measured(*models):
+        calls.append(models)
+        return Costs(FLAT, 0.1)
+
+    monkeypatch.setattr(drafts, "_costs", type(drafts._costs)())
+    monkeypatch.setattr(drafts, "_measured", measured)
+    for ids in (PROMPT, PROMPT, PROMPT[:, :2], PROMPT.repeat(2, 1)):
+        lossy(target(), ids, assistant_model=draft(), num_assistant_tokens_schedule="expected")
+    assert len(calls) == 2  # one sequence, and two
+
+
+def test_real_times_are_positive_and_finite():
+    stats = hf_lossy.VerificationStats()
+    lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
+    seconds = [*stats.settings["target_seconds"].values(), stats.settings["draft_seconds"]]
+    assert all(0 < s < math.inf for s in seconds)
+
+
+def test_a_length_beside_it_is_refused():
+    with pytest.raises(LossyError, match=r"num_assistant_tokens=5 has no meaning with .*'expected'.*leave it out"):
+        lossy(target(), assistant_model=draft(), num_assistant_tokens=5, num_assistant_tokens_schedule="expected")
