@@ -6,7 +6,8 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from ..base import Score, needs
+from ....errors import needs
+from ..base import Score
 
 INSTRUCTION = r"Reason step by step, and put the final answer in \boxed{}."
 SECONDS = 5
@@ -32,7 +33,7 @@ def score_math(answer: str, text: str) -> Score:
         answer: the right one, in LaTeX without dollars; it is parsed first and decides how the other one is read.
         text: what the model wrote. A number that merely stands in it is no answer.
     """
-    needs("math_verify", "marking mathematical answers")
+    needs("math_verify", "marking mathematical answers", "eval", package="math-verify")
     from math_verify import verify
 
     seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
