@@ -307,6 +307,9 @@ def test_bfcl_takes_both_files_from_the_hub(tmp_path, monkeypatch):
         (r"\text{Evelyn}", r"\boxed{\text{Carla}}", False, True),
         ("y = 2x + 3", r"\boxed{2x - y + 3 = 0}", True, True),
         (r"\$36", r"\boxed{36}", True, True),
+        ("1000", r"\boxed{1\,000}", True, True),
+        ("1,000", r"\boxed{1{,}000}", True, True),
+        ("1", r"\boxed{1\,000}", False, True),
     ],
 )
 def test_mathematical_answers(answer, text, correct, parsed):
@@ -337,6 +340,14 @@ def test_mathematical_answers_are_marked_in_threads_too():
         (r"\boxed{2.00}", True, True),
         (r"\boxed{\$2}", True, True),
         (r"\boxed{2 \text{ apples}}", True, True),
+        (r"\boxed{2 apples}", True, True),  # no product of letters
+        (r"\boxed{3 apples.}", False, True),
+        (r"\boxed{2x}", False, True),
+        ("#### 2 apples", True, True),
+        ("#### **2**", True, True),
+        ("#### $2.\n\nBye", True, True),
+        ("#### -$2", False, True),
+        ("#### two", False, False),
     ],
 )
 def test_gsm8k_answers(text, correct, parsed):
