@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,26 +196,38 @@ def test_the_harness_finds_the_model_by_its_entry_point():
     assert importlib.metadata.EntryPoint(name, value, "lm_eval.models").load() is LossyHFLM
 
 
-def test_the_command_line_is_the_harness_s(tasks, tmp_path):
-    command = [sys.executable, "-m", "hf_lossy", "lm-eval"]
+@pytest.fixture
+def called(monkeypatch, tmp_path):
+    """Call ``hf-lossy lm-eval`` in this process, with the local tasks alone: those of the harness take a minute to list."""
+    import lm_eval.tasks
+
+    from hf_lossy.cli import main
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", partial(lm_eval.tasks.TaskManager, include_defaults=False))
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hf-lossy", "lm-eval", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code
+
+    return call
+
+
+def test_the_command_line_is_the_harness_s(called, tasks, tmp_path, capsys):
     arguments = f"pretrained={TARGET},assistant={DRAFT},verification=lenience,lenience=0.4,dtype=float32"
-    command += ["--model", NAME, "--model_args", arguments, "--device", "cpu", "--include_path", str(tasks)]
+    command = ["--model", NAME, "--model_args", arguments, "--device", "cpu", "--include_path", str(tasks)]
     command += ["--tasks", "sums_sampled,sums_likelihood", "--limit", "2", "--output_path", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\|sums_likelihood *\|", done.stdout)
+    assert not called(*command)
+    assert re.search(r"\|sums_likelihood *\|", capsys.readouterr().out)
     (results,) = tmp_path.rglob("results_*.json")
     stats = json.loads(results.read_text())["config"]["verification"]
     assert stats["law"] == {"method": "lenience", "lenience": 0.4}
     assert stats["sequences"] == 2
-    wrong = subprocess.run(
-        [c.replace("lenience=0.4", "lenience=4") for c in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert wrong.returncode == 2
-    assert wrong.stderr.splitlines()[-1] == "hf-lossy: lenience: lenience must be in (0, 1], got 4"
-    shown = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, check=False)
-    assert "lm-eval run --model hf" in shown.stdout
+    assert called(*(one.replace("lenience=0.4", "lenience=4") for one in command)) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "hf-lossy: lenience: lenience must be in (0, 1], got 4"
+
+
+def test_its_help_is_the_harness_s(called, capsys):
+    assert not called("--help")
+    assert "lm-eval run --model hf" in capsys.readouterr().out
