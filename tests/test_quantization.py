@@ -11,8 +11,10 @@ import pytest
 import torch
 from optimum.quanto import QModuleMixin
 from transformers.cache_utils import Cache, QuantoQuantizedLayer
+from typer.testing import CliRunner
 
 import hf_lossy
+from hf_lossy.cli import app
 from hf_lossy.compat import CACHE_NAME
 from hf_lossy.loading import load_model, load_pair, pair_of, with_quantised_draft
 
@@ -153,3 +155,12 @@ def test_a_cache_that_quanto_quantises_is_refused():
         lossy(target(), assistant_model=sibling(target()), **{CACHE_NAME: cache})
     with pytest.raises(hf_lossy.LossyError, match=r"QuantoQuantizedLayer.*dynamic cache.*cache_implementation unset"):
         lossy(target(), assistant_model=sibling(target()), cache_implementation="quantized")
+
+
+def test_the_command_line_quantises_the_draft(tmp_path):
+    small = ["--limit", "1", "--max-new-tokens", "4", "--verification", "lenience", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["evaluate", "--draft-quantization", "int8", *small])
+    assert done.exit_code == 0, (done.output, done.exception)
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["pair"] == "arithmetic (natural draft), int8 draft"
+    assert summary["settings"]["draft_quantization"] == "int8"
