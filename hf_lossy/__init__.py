@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .generation import generate as generate
     from .laws import Law as Law
     from .laws import law as law
+    from .quantization import quantize_draft as quantize_draft
 
 _FROM = {
     "Eagle3Head": "eagle3",
@@ -43,6 +44,7 @@ _FROM = {
         "generation",
     ),
     **dict.fromkeys(["Law", "law"], "laws"),
+    "quantize_draft": "quantization",
 }
 _MODULES = ("accounting", "couplings", "drafting", "eagle3", "embedded", "generation", "laws", "processors")
 

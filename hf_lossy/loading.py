@@ -20,7 +20,8 @@ from transformers import (
 
 from . import embedded
 from .eagle3 import Eagle3Head, is_head_config, load_head
-from .errors import LossyError, unknown
+from .errors import LossyError, needs, unknown
+from .quantization import quantize_draft
 
 ASSETS = Path(__file__).parent / "assets"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,16 +59,30 @@ def load_model(
         where = str(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **kwargs)
-        if device == "auto":
-            kwargs["device_map"] = "auto"
+        quantised = not kwargs and check_quantised(source, PretrainedConfig.get_config_dict(where)[0])
+        if device == "auto" or quantised:  # kernels for quantised weights are chosen for a device while they are loaded
+            kwargs["device_map"] = device
         model = AutoModelForCausalLM.from_pretrained(where, dtype=numbers, **kwargs)
+    except LossyError:
+        raise
     except Exception as error:  # whatever it is, it means that this source can't be loaded; the cause is chained
         reason = " ".join(str(error).split())[:300]
         raise LossyError(
             f"{source} can't be loaded ({type(error).__name__}: {reason}): check that the name is right and the files are "
             "whole and those of a causal language model"
         ) from error
-    return model if device == "auto" else model.to(device), tokenizer
+    return model if "device_map" in kwargs else model.to(device), tokenizer
+
+
+def check_quantised(source: str | Path, config: dict[str, Any]) -> bool:
+    """Whether a checkpoint's ``config.json`` says that its weights are quantised; raises where a GPTQ checkpoint's
+    packages are missing (other kinds: transformers says what they need)."""
+    quantisation = config.get("quantization_config")
+    if quantisation and quantisation.get("quant_method") == "gptq":
+        what = f"loading {source}, whose weights are quantised by GPTQ,"
+        needs("optimum.gptq", what, "gptq", package="optimum")
+        needs("gptqmodel", what, "gptq")
+    return bool(quantisation)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -95,8 +110,7 @@ def check_gguf(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LossyError(f"{path} is not a GGUF file (it does not begin with 'GGUF'): download it again")
-    if importlib.util.find_spec("gguf") is None:
-        raise LossyError(f"reading {path} needs the package gguf: pip install 'hf-lossy[gguf]'")
+    needs("gguf", f"reading {path}", "gguf")
     from gguf import GGUFReader
 
     try:
@@ -108,6 +122,8 @@ def check_gguf(path: Path) -> None:
         raise LossyError(f"{path} is truncated ({path.stat().st_size} bytes, {end} expected): download it again")
 
 
+LOOKUP = {"prompt_lookup_num_tokens": 7}
+"""The arguments of ``generate`` where there is no draft."""
 SHAPE = ("num_assistant_tokens", "tree_size", "tree_depth", "tree_top_k")
 """The arguments of ``generate`` that belong to one ``draft_mode``."""
 
@@ -175,7 +191,7 @@ def pair_of(source: str | Path, draft: str | Path | None = None, dtype: str = "f
         dtype, device: of both.
     """
     target, tokenizer = load_model(source, dtype, device)
-    pair = Pair(f"{source} (prompt lookup)", target, None, tokenizer, [], {"prompt_lookup_num_tokens": 7})
+    pair = Pair(f"{source} (prompt lookup)", target, None, tokenizer, [], dict(LOOKUP))
     pair.prompts = [pair.chat(p) for p in CHAT_PROMPTS]
     return pair if draft is None else with_draft(pair, draft, dtype, device)
 
@@ -199,6 +215,17 @@ def with_draft(pair: Pair, source: str | Path, dtype: str = "float32", device: s
             raise
         raise LossyError(f"{source}: {error}") from error
     return dataclasses.replace(pair, name=name, draft=head.to(pair.target.device), generate=kept)
+
+
+def with_quantised_draft(pair: Pair, weights: str) -> Pair:
+    """A pair whose draft has quantised weights; its model is changed in place (:func:`hf_lossy.quantize_draft`).
+
+    Raises:
+        LossyError: no draft model, an unknown kind of weights, or optimum-quanto is missing.
+    """
+    if pair.draft is None:
+        raise LossyError(f"a draft of {weights} weights needs a draft model, and {pair.name} has none: give --draft")
+    return dataclasses.replace(pair, name=f"{pair.name}, {weights} draft", draft=quantize_draft(pair.draft, weights))
 
 
 CODE_PROMPTS = [
@@ -335,7 +362,7 @@ def _smollm2_target(dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
 
 def _smollm2(dtype: str) -> Pair:
     target, tokenizer = _smollm2_target(dtype)
-    pair = Pair("smollm2-135m (prompt lookup)", target, None, tokenizer, [], {"prompt_lookup_num_tokens": 7})
+    pair = Pair("smollm2-135m (prompt lookup)", target, None, tokenizer, [], dict(LOOKUP))
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in LOOKUP_PROMPTS])
 
 

@@ -144,6 +144,20 @@ def test_a_metric_explains_itself_and_its_examples_are_true(name, load, monkeypa
         assert found.failed == 0
 
 
+@pytest.mark.parametrize("name", metrics.names())
+def test_the_card_of_a_metric_says_what_its_help_says(name, load):
+    """Arguments and output values, word by word."""
+
+    def words(text):
+        return " ".join(text.replace("`", "").split())
+
+    card = words((Path(metrics.path(name)) / "README.md").read_text())
+    said = re.split(r"\n    (?=\S)", load(name).inputs_description.split("Examples:")[0].partition("Args:")[2])
+    entries = [words(entry.replace("Returns:", "")) for entry in said if entry.strip()]
+    assert len(entries) >= 3
+    assert [entry for entry in entries if entry not in card] == []
+
+
 RUN = [  # drafts of three; a accepted, r replaced, b bonus; upper case: the end of the sequence
     ["aaab", "ar", "aA"],  # the second accepted token is the end: no token of the target's own follows
     ["R"],

@@ -240,6 +240,25 @@ def test_a_data_set_that_cannot_be_loaded(tmp_path, own_cache):
         load(missing)
 
 
+def refused(*args, **kwargs):
+    raise ConnectionError("no way out")
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "says"),
+    [
+        ("include", "datasets.get_dataset_config_names", r"the data set CohereLabs/include-base-44 can't be loaded"),
+        ("bfcl", "huggingface_hub.hf_hub_download", r"BFCL_v3_simple\.json of the data set .* can't be loaded"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(name, function, says, monkeypatch):
+    monkeypatch.setattr(function, refused)
+    with pytest.raises(
+        LossyError, match=rf"{says} \(ConnectionError: no way out\): check the network, or give {name} a local"
+    ):
+        load(task_named(name))
+
+
 def test_bfcl_takes_both_files_from_the_hub(tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -288,6 +307,9 @@ def test_bfcl_takes_both_files_from_the_hub(tmp_path, monkeypatch):
         (r"\text{Evelyn}", r"\boxed{\text{Carla}}", False, True),
         ("y = 2x + 3", r"\boxed{2x - y + 3 = 0}", True, True),
         (r"\$36", r"\boxed{36}", True, True),
+        ("1000", r"\boxed{1\,000}", True, True),
+        ("1,000", r"\boxed{1{,}000}", True, True),
+        ("1", r"\boxed{1\,000}", False, True),
     ],
 )
 def test_mathematical_answers(answer, text, correct, parsed):
@@ -318,6 +340,14 @@ def test_mathematical_answers_are_marked_in_threads_too():
         (r"\boxed{2.00}", True, True),
         (r"\boxed{\$2}", True, True),
         (r"\boxed{2 \text{ apples}}", True, True),
+        (r"\boxed{2 apples}", True, True),  # no product of letters
+        (r"\boxed{3 apples.}", False, True),
+        (r"\boxed{2x}", False, True),
+        ("#### 2 apples", True, True),
+        ("#### **2**", True, True),
+        ("#### $2.\n\nBye", True, True),
+        ("#### -$2", False, True),
+        ("#### two", False, False),
     ],
 )
 def test_gsm8k_answers(text, correct, parsed):
@@ -340,6 +370,13 @@ def test_gsm8k_answers(text, correct, parsed):
         ("B. Tirana", "B"),
         ("C) Tirana", "C"),
         ("It must be this:\n\nD", "D"),
+        ("Answer: B\n\nOption A is wrong, since it names a river.", "B"),  # what follows is no other answer
+        ("Option A is a river and option C a lake. So the right option is C", "C"),
+        ("I choose option B.", "B"),
+        ("Option A is a river and option C a lake.", None),  # nothing is guessed among several
+        ("A. Tirana\nB. Durrës\nC. Vlorë\nD. Shkodër\n\nLet us see.", None),  # the question again
+        ("The capital:\n\n**C. Tirana** is right.", "C"),
+        ("Answer：（B）", "B"),
         ("A good question.", None),
         ("The answer is a bird", None),
         ("The answer is Albania", None),
@@ -362,6 +399,11 @@ def test_letters(text, expected):
         ("```python\nx = 1\n```\nrun\n```bash\npip install x\n```", "x = 1"),
         ("```python\nx = 1\n```\ngives\n```\n>>> 1 2\n```", "x = 1"),
         ("```python\nx = (\n```", "x = ("),
+        ("```bash\npip install x\n```\nThen:\n```python\nx = 1\n```", "x = 1"),  # its end opens no other block
+        ("```\n```\n```python\nx = 1\n```", "x = 1"),
+        ("```json\n[1]\n```\nand\n```python title=x\nx = 1\n```", "x = 1"),
+        ("1. So:\n\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1"),
+        ("```python\nx = 1\n```\n```python\n    return x\n```", "x = 1"),  # no program of its own
         ("x = 1", "x = 1"),
         ("I would write x.", None),
     ],

@@ -12,6 +12,7 @@ from .compare import compare
 from .evaluate import evaluate, report
 from .inspect import inspect
 from .laws import laws
+from .lm_eval import lm_eval
 
 app = typer.Typer(
     name="hf-lossy",
@@ -24,6 +25,9 @@ INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
 for command in (compare, inspect, laws, bench, evaluate, report):
     app.command()(command)
+# nothing of it is ours to read, --help neither
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("lm-eval", context_settings=FOREIGN, add_help_option=False)(lm_eval)
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import LossyError
 from ..laws import Law, law, law_class
-from ..loading import PAIRS, Pair, load_pair, pair_of, with_draft
+from ..loading import PAIRS, Pair, load_pair, pair_of, with_draft, with_quantised_draft
+from ..quantization import WEIGHTS
 
 T = TypeVar("T")
 console = Console()
@@ -32,11 +33,20 @@ DraftOption = Annotated[
 ]
 DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, … or auto (device_map).")]
+DraftWeightsOption = Annotated[
+    str | None, typer.Option(help=f"Quantise the draft's weights to {', '.join(WEIGHTS)} (extra quanto).")
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Torch threads (default: 1 for embedded pairs, else all).")]
 
 
 def open_pair(
-    pair: str | None, target: str | None, draft: str | None, dtype: str, device: str, threads: int | None
+    pair: str | None,
+    target: str | None,
+    draft: str | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    draft_quantization: str | None = None,
 ) -> Pair:
     """The pair that the options name, with transformers kept quiet and the threads set."""
     import torch
@@ -55,9 +65,11 @@ def open_pair(
     torch.set_num_threads(threads or (1 if embedded else os.cpu_count() or 1))
     with status.status(f"loading {target or named}"):
         if target is not None:
-            return pair_of(target, draft, dtype, device)
-        loaded = load_pair(named, dtype, device)
-        return loaded if draft is None else with_draft(loaded, draft, dtype, device)
+            loaded = pair_of(target, draft, dtype, device)
+        else:
+            loaded = load_pair(named, dtype, device)
+            loaded = loaded if draft is None else with_draft(loaded, draft, dtype, device)
+        return loaded if draft_quantization is None else with_quantised_draft(loaded, draft_quantization)
 
 
 def parse_law(text: str) -> Law:

@@ -22,6 +22,7 @@ from ..provenance import provenance, write_json
 from .common import (
     DeviceOption,
     DraftOption,
+    DraftWeightsOption,
     DtypeOption,
     PairOption,
     TargetOption,
@@ -75,6 +76,7 @@ def compare(
     pair: PairOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    draft_quantization: DraftWeightsOption = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     laws: Annotated[
         list[str] | None,
@@ -107,7 +109,7 @@ def compare(
     columns += [Column(str(one), one) for one in map(parse_law, laws or DEFAULT_LAWS)]
     if not any(c.law is not None and c.law.name == "lossless" for c in columns):
         columns.insert(1, Column("lossless", law("lossless")))
-    loaded = open_pair(pair, target, draft, dtype, device, threads)
+    loaded = open_pair(pair, target, draft, dtype, device, threads, draft_quantization)
     if loaded.draft is None and draft_probs != "point_mass" and not laws:
         columns = [c for c in columns if c.law is None or not c.law.uses_draft]  # prompt lookup has no q
     texts = prompt or loaded.prompts[: prompts or (60 if loaded.arithmetic else 2)]

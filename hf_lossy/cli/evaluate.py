@@ -10,6 +10,7 @@ from ..errors import LossyError, unknown
 from .common import (
     DeviceOption,
     DraftOption,
+    DraftWeightsOption,
     DtypeOption,
     PairOption,
     TargetOption,
@@ -25,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "pair": None,
     "target": None,
     "draft": None,
+    "draft_quantization": None,
     "dtype": "float32",
     "device": "cpu",
     "task": "clock_sums",
@@ -40,16 +42,21 @@ DEFAULTS: dict[str, Any] = {
     "methods": None,
 }
 """What a configuration file may set, and what it is where nothing says otherwise."""
+MODELS = ("pair", "target", "draft", "draft_quantization", "dtype", "device")
+"""The settings that say which models run and how: a ``--pair`` or ``--target`` takes the place of all those in a file."""
 
 
 def evaluate(
-    config: Annotated[Path | None, typer.Option(help="A YAML file with any of the settings below.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file with any of the settings below, which go before it (see recipes/).")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Result folder; the same one again goes on where it stopped.")
     ] = None,
     pair: PairOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    draft_quantization: DraftWeightsOption = None,
     task: Annotated[
         str | None, typer.Option(help="math500, gsm8k, mbppplus, humaneval, include, bfcl, clock_sums.")
     ] = None,
@@ -91,6 +98,7 @@ def evaluate(
         "pair": pair,
         "target": target,
         "draft": draft,
+        "draft_quantization": draft_quantization,
         "dtype": dtype,
         "device": device,
         "task": task,
@@ -101,6 +109,8 @@ def evaluate(
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
     }
+    if pair is not None or target is not None:
+        given = {name: value for name, value in given.items() if name not in MODELS}
     settings = DEFAULTS | given | {name: value for name, value in flags.items() if value is not None}
     folder = out or (None if settings.get("out") is None else Path(settings["out"]))
     if folder is None:
@@ -122,9 +132,7 @@ def evaluate(
     settings["methods"] = [one.to_dict() for one in wanted]
     what = task_named(settings["task"])
     items = load(what, None if settings["data"] is None else Path(settings["data"]), settings["limit"])
-    loaded = open_pair(
-        settings["pair"], settings["target"], settings["draft"], settings["dtype"], settings["device"], threads
-    )
+    loaded = open_pair(**{name: settings[name] for name in MODELS}, threads=threads)
     sampling: dict[str, Any] = {"do_sample": settings["temperature"] > 0}
     if settings["temperature"] > 0:
         sampling |= {name: settings[name] for name in ("temperature", "top_k", "top_p")}

@@ -18,6 +18,7 @@ from ..timing import forward_seconds
 from .common import (
     DeviceOption,
     DraftOption,
+    DraftWeightsOption,
     DtypeOption,
     PairOption,
     TargetOption,
@@ -36,6 +37,7 @@ def inspect(
     pair: PairOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    draft_quantization: DraftWeightsOption = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 32,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
@@ -48,7 +50,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Whether a target and a draft fit, how fast they are here, and which draft length, or tree, pays."""
-    loaded = open_pair(pair, target, draft, dtype, device, threads)
+    loaded = open_pair(pair, target, draft, dtype, device, threads, draft_quantization)
     if loaded.draft is None:
         raise LossyError(f"{loaded.name} has no draft model to inspect: give --draft")
     if loaded.head is not None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import LossyError, unknown
+from ...errors import LossyError, needs, unknown
 
 Record = dict[str, Any]
 """One row of a data set."""
@@ -153,16 +153,28 @@ def read(task: Task, path: Path | None) -> Iterable[Record]:
 
 def hub(task: Task, subset: str | None) -> Iterable[Record]:
     """The records of one subset of the data set, by ``datasets``."""
-    needs("datasets", f"loading {task.dataset}")
+    needs("datasets", f"loading {task.dataset}", "eval")
     from datasets import load_dataset
 
-    try:
+    with reaching(task):
         return load_dataset(task.dataset, subset, split=task.split, revision=task.revision)
-    except Exception as error:  # no network, no such revision, ...: the cause is chained
+
+
+@contextmanager
+def reaching(task: Task, what: str = "", local: str = "") -> Iterator[None]:
+    """One sentence for whatever keeps the Hub from giving a task's data: no network, no such revision, ...
+
+    Args:
+        what: which part of the data set, where it is not the whole.
+        local: what has to lie beside a local file.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever it is; the cause is chained
         reason = " ".join(str(error).split())[:300]
         raise LossyError(
-            f"the data set {task.dataset} can't be loaded ({type(error).__name__}: {reason}): check the network, or give "
-            f"{task.name} a local JSON Lines file with the same columns as data"
+            f"{what and f'{what} of '}the data set {task.dataset} can't be loaded ({type(error).__name__}: {reason}): check "
+            f"the network, or give {task.name} a local JSON Lines file with the same columns as data{local}"
         ) from error
 
 
@@ -198,12 +210,6 @@ def read_lines(path: Path) -> list[Record]:
                 )
             records.append(record)
     return records
-
-
-def needs(package: str, what: str) -> None:
-    """Raise unless a package of the extra ``eval`` is installed."""
-    if importlib.util.find_spec(package) is None:
-        raise LossyError(f"{what} needs the package {package}: pip install 'hf-lossy[eval]'")
 
 
 def interleaved(groups: Iterable[Iterable[Record]]) -> list[Record]:

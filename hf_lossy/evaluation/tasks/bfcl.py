@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ...errors import LossyError
-from .base import Prompt, Record, Task, files, interleaved, read_lines, register
+from .base import Prompt, Record, Task, files, interleaved, reaching, read_lines, register
 from .scorers.bfcl_ast import gold_calls, score_calls
 
 CATEGORIES = ("simple", "multiple", "parallel", "parallel_multiple")
@@ -29,13 +29,8 @@ def read(task: Task, path: Path | None) -> list[Record]:
 def _fetch(task: Task, name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    try:
+    with reaching(task, name, ", with its answers in <name>_answers.jsonl beside it"):
         return Path(hf_hub_download(str(task.dataset), name, repo_type="dataset", revision=task.revision))
-    except Exception as error:  # no network, no such revision, ...: the cause is chained
-        raise LossyError(
-            f"{name} of the data set {task.dataset} can't be loaded ({type(error).__name__}): check the network, or give a "
-            "local JSON Lines file as data, with its answers in <name>_answers.jsonl beside it"
-        ) from error
 
 
 def _joined(questions: Path, answers: Path) -> list[Record]:

@@ -9,6 +9,9 @@ from .base import Record, Score, Task, ask, fingerprint, register
 from .scorers.math_answer import INSTRUCTION, boxed, score_math
 
 _MARK = "####"
+_NUMBER = r"[\s*$\\]*(-?\$?\d[\d.,]*)"
+_MARKED = re.compile(_MARK + _NUMBER)
+_WITH_UNIT = re.compile(rf"\A{_NUMBER}\s+[A-Za-z][A-Za-z .]*\Z")
 
 
 def number(record: Record) -> str:
@@ -20,10 +23,12 @@ def number(record: Record) -> str:
 
 
 def score(record: Record, text: str) -> Score:
-    """Marks the last ``\\boxed``; a text without one may end in ``#### N``, as in the data set."""
-    if boxed(text) is None and _MARK in text:
-        line = text.rpartition(_MARK)[2].strip().split("\n")[0]
-        text = rf"\boxed{{{line.strip(' .')}}}"
+    """Marks the last ``\\boxed``, of which a number may have its unit beside it ("18 dollars", which would be read as a
+    product of letters); a text without one may end in ``#### N``, as in the data set."""
+    inside = boxed(text)
+    numbers = _MARKED.findall(text) if inside is None else _WITH_UNIT.findall(inside)
+    if numbers:
+        text = rf"\boxed{{{numbers[-1].replace('$', '').strip('.,')}}}"
     return score_math(number(record), text)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from .base import Record, Score, Task, ask, register
+from .base import Record, Task, ask, register
 from .scorers.code import INSTRUCTION, fenced, score_code
 
 
@@ -13,11 +14,6 @@ def program(record: Record, code: str) -> str:
     entry = record["entry_point"]
     before = re.split(rf"^def {entry}\b", record["prompt"], maxsplit=1, flags=re.MULTILINE)[0]
     return f"{before}{code}\n{record['test']}\ncheck({entry})\n"
-
-
-def score(record: Record, text: str) -> Score:
-    """Runs the tests."""
-    return score_code(text, lambda code: program(record, code))
 
 
 register(
@@ -30,7 +26,7 @@ register(
             "Complete this Python function.", fenced(record["prompt"]), f"Write the whole function. {INSTRUCTION}"
         ),
         item_id=lambda record: record["task_id"],
-        score=score,
+        score=lambda record, text: score_code(text, partial(program, record)),
         gold=lambda record: fenced(record["prompt"] + record["canonical_solution"]),
         max_new_tokens=2048,
     )

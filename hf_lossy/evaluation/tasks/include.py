@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from .base import Record, Task, ask, fingerprint, hub, interleaved, needs, read, register
+from ...errors import needs
+from .base import Record, Task, ask, fingerprint, hub, interleaved, reaching, read, register
 from .scorers.choice import INSTRUCTION, LETTERS, score_choice
 
 _OPTIONS = ("option_a", "option_b", "option_c", "option_d")
@@ -21,10 +22,12 @@ def balanced(task: Task, path: Path | None) -> list[Record]:
 
 def _everything(task: Task) -> Iterable[Record]:
     """On the Hub every language is a subset of its own."""
-    needs("datasets", f"loading {task.dataset}")
+    needs("datasets", f"loading {task.dataset}", "eval")
     from datasets import get_dataset_config_names
 
-    for language in get_dataset_config_names(task.dataset, revision=task.revision):
+    with reaching(task):
+        languages = get_dataset_config_names(task.dataset, revision=task.revision)
+    for language in languages:
         yield from hub(task, language)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from .base import Record, Score, Task, ask, register
+from functools import partial
+
+from .base import Record, Task, ask, register
 from .scorers.code import INSTRUCTION, fenced, score_code
 
 
 def program(record: Record, code: str) -> str:
     """An answer with the base tests and the plus tests behind it."""
     return "\n".join([code, *record["test_imports"], *record["test_list"], record["test"]])
-
-
-def score(record: Record, text: str) -> Score:
-    """Runs the tests."""
-    return score_code(text, lambda code: program(record, code))
 
 
 register(
@@ -26,7 +23,7 @@ register(
             record["prompt"], f"It must satisfy this assertion:\n\n{fenced(record['test_list'][0])}", INSTRUCTION
         ),
         item_id=lambda record: str(record["task_id"]),
-        score=score,
+        score=lambda record, text: score_code(text, partial(program, record)),
         gold=lambda record: fenced(record["code"]),
         max_new_tokens=4000,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Callable
 
@@ -14,7 +15,9 @@ from ..base import Score
 INSTRUCTION = "Give the code in one ```python block."
 UNPARSABLE = (SyntaxError, ValueError, MemoryError, RecursionError)
 """What parsing raises: wrong syntax, null bytes, too deep nesting."""
-_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
+PYTHON = ("", "python", "python3", "py")
+"""What a block of Python is called, in small letters."""
+_BLOCK = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:(?:^|\n)[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def fenced(code: str) -> str:
@@ -25,10 +28,15 @@ def fenced(code: str) -> str:
 def code_in(text: str) -> str | None:
     """The code of an answer, or None: its blocks one after the other, or the whole text where it has none.
 
-    All blocks, since a helper may stand in one of its own; those that are no Python (a shell command, an output) are left
-    out, and so is one that does not parse where others do. A block that is not closed goes to the end of the text.
+    All blocks, since a helper may stand in one of its own; those of another language (a shell command) are left out, and so
+    is one that is no Python (an output) where others are. A block that is not closed goes to the end of the text; one that
+    is indented, in a list, is read without its indentation.
     """
-    blocks = [match.group(1) for match in _BLOCK.finditer(text)]
+    blocks = [
+        textwrap.dedent(code) if code[:1].isspace() else code
+        for language, code in _BLOCK.findall(text)
+        if language.lower() in PYTHON and code.strip()
+    ]
     if not blocks:
         return text if text.strip() and syntax_error(text) is None else None
     good = [block for block in blocks if syntax_error(block) is None]
@@ -45,7 +53,9 @@ def parse(code: str) -> ast.Module:
 def syntax_error(code: str) -> str | None:
     """What keeps a text from being Python, or None."""
     try:
-        parse(code)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "<answer>", "exec", dont_inherit=True)  # notices more than parsing does: a return outside
     except UNPARSABLE as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import lru_cache
 from typing import Any
 
-from ..base import Score, needs
+from ....errors import needs
+from ..base import Score
 
 INSTRUCTION = r"Reason step by step, and put the final answer in \boxed{}."
 SECONDS = 5
 """Limit for reading an answer and for each comparison; ``math-verify`` keeps it by SIGALRM, in the main thread only."""
+
+
+_THIN_SPACE = re.compile(r"(?<=\d)\\[,;:]\s*(?=\d{3}(?!\d))")
+"""Between thousands: ``math-verify`` knows ``1,000`` and ``1{,}000``, but reads ``1\\,000`` as two numbers."""
 
 
 def boxed(text: str) -> str | None:
@@ -32,13 +38,13 @@ def score_math(answer: str, text: str) -> Score:
         answer: the right one, in LaTeX without dollars; it is parsed first and decides how the other one is read.
         text: what the model wrote. A number that merely stands in it is no answer.
     """
-    needs("math_verify", "marking mathematical answers")
+    needs("math_verify", "marking mathematical answers", "eval", package="math-verify")
     from math_verify import verify
 
     seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     right = _parse(rf"\boxed{{{answer}}}", seconds)
     inside = boxed(text)
-    found = _parse(text if inside is None else rf"\boxed{{{inside}}}", seconds)
+    found = _parse(text if inside is None else rf"\boxed{{{_THIN_SPACE.sub('', inside)}}}", seconds)
     if not found:
         return Score.unparsed("no answer" if inside is None else f"can't be read: {inside[:100]}")
     equal = bool(right) and bool(verify(right, found, timeout_seconds=seconds))
