@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ..errors import LossyError
+from .analyse import analyse
 from .bench import bench
 from .compare import compare
 from .evaluate import evaluate, report
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report):
+for command in (compare, inspect, laws, bench, evaluate, report, analyse):
     app.command()(command)
 
 
