@@ -3,6 +3,7 @@ mass (Lemma 2 and Proposition 1 of 2607.26627)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ..loading import Pair
 from ..numerics import masked, one_hot, restrict, tv
 from .drawing import Figure, axes_grid, line, shown, table
 from .families import blended
-from .settings import Settings, recorded, sampled
+from .settings import Settings, recorded, sampled, together
 
 SHARES = tuple(2.0**-k for k in range(11))
 """How far the draft stands from the target on the way to the real one."""
@@ -75,21 +76,18 @@ def measure(pair: Pair, settings: Settings, track: Track = untracked) -> dict[st
     values: dict[tuple[str, float, str], list[dict[str, float]]] = {}
     limits: dict[str, list[float]] = {str(one): [] for one in LAWS}
     distances: dict[float, list[float]] = {share: [] for share in SHARES}
-    for i, seen in recorded(pair, settings, track, num_assistant_tokens=1, **sampled(pair)):
-        clusters.append(i)
+    for texts, seen in together(recorded(pair, settings, track, num_assistant_tokens=1, **sampled(pair))):
+        clusters += texts
         p, draft = seen.p[:, 0], seen.q[:, 0]
-        drafts = torch.stack([blended(p, draft, share) for share in SHARES])  # [shares, 1, V]
-        targets = p.expand_as(drafts)
-        for share, distance in zip(SHARES, tv(targets, drafts)[:, 0].tolist(), strict=True):
-            distances[share].append(distance)
         for one in LAWS:
-            limits[str(one)].append(float(limit(one, p)))
-            for kind, q in (("sampled", drafts), ("point_mass", likeliest(drafts))):
-                each = torch.stack(divergence(one, targets, q), -1)[:, 0].tolist()
-                for share, row in zip(SHARES, each, strict=True):
-                    values.setdefault((str(one), share, kind), []).append(
-                        dict(zip(Divergence._fields, row, strict=True))
-                    )
+            limits[str(one)] += limit(one, p).tolist()
+        for share in SHARES:
+            q = blended(p, draft, share)
+            distances[share] += tv(p, q).tolist()
+            for one, (kind, given) in itertools.product(LAWS, (("sampled", q), ("point_mass", likeliest(q)))):
+                rows = torch.stack(divergence(one, p, given), -1).tolist()
+                found = (dict(zip(Divergence._fields, row, strict=True)) for row in rows)
+                values.setdefault((str(one), share, kind), []).extend(found)
     return {
         "settings": settings.described(pair, positions=len(clusters)),
         "laws": [

@@ -17,7 +17,7 @@ from ..loading import Pair
 from ..numerics import tv
 from .drawing import Figure, axes_grid, line, shown, table
 from .families import two_tokens
-from .settings import Settings, recorded, sampled
+from .settings import Settings, recorded, sampled, together
 
 LENIENCES = (0.8, 0.6, 0.4, 0.2)
 EDGES = (0.001, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.7)
@@ -46,19 +46,22 @@ def measure(pair: Pair, settings: Settings, track: Track = untracked) -> dict[st
     deltas: list[dict[float, list[float]]] = [{ell: [] for ell in LENIENCES} for _ in EDGES]
     overshoots: list[dict[str, list[float]]] = [{str(one): [] for one in CEILINGS} for _ in EDGES]
     positions = 0
-    for i, seen in recorded(pair, settings, track, num_assistant_tokens=1, **sampled(pair)):
-        positions += 1
+    for texts, seen in together(recorded(pair, settings, track, num_assistant_tokens=1, **sampled(pair))):
+        positions += len(texts)
         p, q = seen.p[:, 0], seen.q[:, 0]
-        distance = float(tv(p, q))
-        k = bisect.bisect_right(EDGES, distance) - 1
-        if k < 0:
-            continue
-        bins[k].append(i)
-        distances[k].append(distance)
-        for ell in LENIENCES:
-            deltas[k][ell].append(float(delta(law("lenience", lenience=ell), p, q)))
-        for one in CEILINGS:
-            overshoots[k][str(one)].append(float(account(p, q, one.induced(p, q)).max_log_ratio))
+        each = tv(p, q).tolist()
+        taken_back = {ell: delta(law("lenience", lenience=ell), p, q).tolist() for ell in LENIENCES}
+        ratios = {str(one): account(p, q, one.induced(p, q)).max_log_ratio.tolist() for one in CEILINGS}
+        for row, (i, distance) in enumerate(zip(texts, each, strict=True)):
+            k = bisect.bisect_right(EDGES, distance) - 1
+            if k < 0:
+                continue
+            bins[k].append(i)
+            distances[k].append(distance)
+            for ell in LENIENCES:
+                deltas[k][ell].append(taken_back[ell][row])
+            for one in CEILINGS:
+                overshoots[k][str(one)].append(ratios[str(one)][row])
     found = []
     for k, clusters in enumerate(bins):
         if not clusters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,6 +12,10 @@ from ..bench.estimates import Track
 from ..bench.rounds import Recorded, record, spread_out, write_texts
 from ..bench.trees import dtype_of
 from ..loading import Pair
+from ..tree import Tree
+
+BATCH = 1 << 16
+"""Probabilities of the target that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,27 @@ def recorded(pair: Pair, settings: Settings, track: Track, **drafting: Any) -> I
     for i, lengths in track(spread_out(texts, some.rounds), f"{pair.name}: rounds"):
         for seen in record(pair, texts[i].ids, lengths, generator, some.temperature, **drafting):
             yield i, seen
+
+
+def together(rounds: Iterable[tuple[int, Recorded]]) -> Iterator[tuple[list[int], Recorded]]:
+    """Chains of the same length in one batch, as many as do not take much memory, each with the number of its text; with a
+    small vocabulary a law takes as long over a hundred rounds as over one."""
+    waiting: dict[int, list[tuple[int, Recorded]]] = {}
+    for i, seen in rounds:
+        of_length = waiting.setdefault(seen.q.shape[1], [])
+        of_length.append((i, seen))
+        if len(of_length) * seen.p.numel() >= BATCH:
+            yield _stacked(of_length)
+            of_length.clear()
+    for of_length in waiting.values():
+        if of_length:
+            yield _stacked(of_length)
+
+
+def _stacked(rounds: list[tuple[int, Recorded]]) -> tuple[list[int], Recorded]:
+    texts, seen = [i for i, _ in rounds], [one for _, one in rounds]
+    p, q, stops = (torch.cat(x) for x in zip(*((one.p, one.q, one.stops) for one in seen), strict=True))
+    return texts, Recorded(Tree.chain(torch.cat([one.tree.tokens for one in seen])), p, q, stops)
 
 
 def sampled(pair: Pair) -> dict[str, Any]:

@@ -76,11 +76,13 @@ def walk(tree: Tree, emitted: Float[Tensor, "nodes_1 vocab"], stops: Bool[Tensor
 
 
 def at_nodes(seen: Recorded, emit: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Float[Tensor, "nodes_1 vocab"]:
-    """``emit(p, q, candidates)`` at every node that has candidates, zero at the others."""
-    found = torch.zeros_like(seen.p[0])
-    for node, children in enumerate(seen.tree.children):
-        if children:
-            found[node] = emit(seen.p[0, node], seen.q[0, node], seen.tree.candidates(node)[0])
+    """``emit(p, q, candidates)`` at every node that has candidates, zero at the others; those with equally many candidates
+    in one call."""
+    found, children = torch.zeros_like(seen.p[0]), seen.tree.children
+    for count in {len(below) for below in children} - {0}:
+        nodes = [node for node, below in enumerate(children) if len(below) == count]
+        candidates = torch.cat([seen.tree.candidates(node) for node in nodes])
+        found[nodes] = emit(seen.p[0, nodes], seen.q[0, nodes], candidates)
     return found
 
 

@@ -18,7 +18,7 @@ from ..loading import Pair
 from ..numerics import excess
 from . import families
 from .drawing import Figure, axes_grid, line, shown, table
-from .settings import Settings, recorded, sampled
+from .settings import Settings, recorded, sampled, together
 
 STRENGTHS = {
     "min_p": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
@@ -100,25 +100,25 @@ def measure(pair: Pair, settings: Settings, track: Track = untracked) -> dict[st
     plain: dict[str, list[float]] = {"token": [], "block": []}
     found: dict[str, dict[str, list[float]]] = {}
     longest = 0
-    for i, seen in recorded(pair, settings, track, **sampled(pair)):
-        clusters.append(i)
+    for texts, seen in together(recorded(pair, settings, track, **sampled(pair))):
+        clusters += texts
         longest = max(longest, seen.q.shape[1])
         lossless = seen.verified(TokenCoupling, STRICT)
-        plain["token"].append(float(expected_tokens(lossless, seen.stops)))
-        plain["block"].append(float(expected_tokens(seen.verified(BlockCoupling, STRICT), seen.stops)))
+        block = expected_tokens(seen.verified(BlockCoupling, STRICT), seen.stops)
+        plain["token"] += expected_tokens(lossless, seen.stops).tolist()
+        plain["block"] += block.tolist()
         for _, _, one in laws():
             change = of_round(seen.verified(TokenCoupling, one), lossless, seen.stops)
-            block = float(expected_tokens(seen.verified(BlockCoupling, one), seen.stops))
             p, q = seen.p[:, 0], seen.q[:, 0]
             figures = {
-                "gain": float(change.gain),
-                "loss": float(change.loss),
-                "net": float(change.gain - change.loss),
-                "block_net": block - plain["block"][-1],
-                "discarded": float(account(p, q, one.induced(p, q)).tv),
+                "gain": change.gain,
+                "loss": change.loss,
+                "net": change.gain - change.loss,
+                "block_net": expected_tokens(seen.verified(BlockCoupling, one), seen.stops) - block,
+                "discarded": account(p, q, one.induced(p, q)).tv,
             }
-            for name, value in figures.items():
-                found.setdefault(str(one), {}).setdefault(name, []).append(value)
+            for name, values in figures.items():
+                found.setdefault(str(one), {}).setdefault(name, []).extend(values.tolist())
     ones = [1.0] * len(clusters)
     return {
         "settings": settings.described(pair, gamma=longest, rounds_recorded=len(clusters)),

@@ -46,7 +46,7 @@ class Text(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One round.
+    """One round; or several of them whose chains have the same length, one a row.
 
     Attributes:
         tree: the candidates, N of them; a chain is a tree of width one.
@@ -57,9 +57,9 @@ class Recorded(NamedTuple):
     """
 
     tree: Tree
-    p: Float[Tensor, "1 nodes_1 vocab"]
-    q: Float[Tensor, "1 drafted vocab"]
-    stops: Bool[Tensor, "1 nodes"]
+    p: Float[Tensor, "batch nodes_1 vocab"]
+    q: Float[Tensor, "batch drafted vocab"]
+    stops: Bool[Tensor, "batch nodes"]
 
     def verified(self, kind: type[K], law: Law) -> K:
         """The verification of a chain."""
