@@ -34,12 +34,13 @@ class Analysis:
     fewer: Mapping[str, int] = field(default_factory=dict)
 
 
+SOME = {"texts": 200, "rounds": 2000}
 ANALYSES = {
     "truncation": Analysis("arithmetic", truncation.measure, truncation.draw, truncation.describe),
-    "divergence": Analysis("arithmetic", divergence.measure, divergence.draw, divergence.describe),
-    "tree": Analysis("arithmetic-eagle3", tree.measure, tree.draw, tree.describe, {"rounds": 1500}),
-    "lenience": Analysis("arithmetic", lenience.measure, lenience.draw, lenience.describe),
-    "differences": Analysis("arithmetic", differences.measure, differences.draw, differences.describe, {"texts": 200}),
+    "divergence": Analysis("arithmetic", divergence.measure, divergence.draw, divergence.describe, SOME),
+    "tree": Analysis("arithmetic-eagle3", tree.measure, tree.draw, tree.describe, {"texts": 150, "rounds": 600}),
+    "lenience": Analysis("arithmetic", lenience.measure, lenience.draw, lenience.describe, SOME),
+    "differences": Analysis("arithmetic", differences.measure, differences.draw, differences.describe, {"texts": 100}),
 }
 
 
