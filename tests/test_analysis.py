@@ -12,6 +12,7 @@ import torch
 
 from hf_lossy import law
 from hf_lossy.analysis import ANALYSES, defaults, differences, divergence, families, lenience, tree, truncation
+from hf_lossy.analysis.settings import together
 from hf_lossy.bench.rounds import Recorded
 from hf_lossy.cli.analyse import analyse as command
 from hf_lossy.couplings import TokenCoupling, sibling_walk
@@ -71,6 +72,18 @@ def of_chains(pairs, gamma: int = 1, seed: int = 0) -> list[tuple[int, Recorded]
 def given(monkeypatch, module, found) -> None:
     """Let an analysis look at these rounds."""
     monkeypatch.setattr(module, "recorded", lambda pair, settings, track, **drafting: iter(found))
+
+
+def test_rounds_of_one_length_are_looked_at_together():
+    rounds = [*of_chains(PAIRS[:4], gamma=2), *of_chains(PAIRS[4:7], gamma=1), *of_chains(PAIRS[7:9], gamma=2)]
+    found = list(together(rounds))
+    assert [(texts, seen.q.shape) for texts, seen in found] == [([0, 0, 0, 1, 0, 0], (6, 2, 8)), ([0, 0, 0], (3, 1, 8))]
+    for _, seen in found:
+        assert seen.tree.is_chain
+        alike = [one for _, one in rounds if one.q.shape[1] == seen.q.shape[1]]
+        for row, one in enumerate(alike):
+            for whole, single in ((seen.p, one.p), (seen.q, one.q), (seen.tree.tokens, one.tree.tokens)):
+                assert torch.equal(whole[row], single[0])
 
 
 # --- truncation -------------------------------------------------------------------------------------------------------
