@@ -16,7 +16,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-oldest slow bench diagnostic lint format clean
+.PHONY: help run test test-oldest slow bench diagnostic analysis lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -40,6 +40,9 @@ bench: $(VENV)/.installed-base ## run the benchmarks and write their results
 diagnostic: $(VENV)/.installed-test ## every law beside its baseline on the embedded models, two processes
 	OMP_NUM_THREADS=1 $(BIN)/accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		recipes/diagnostic.py $(ARGS)
+
+analysis: $(VENV)/.installed-eval ## run the analyses on the embedded models and write their results
+	$(BIN)/hf-lossy analyse $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check

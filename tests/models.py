@@ -36,6 +36,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import hf_lossy
 from hf_lossy.compat import CACHE_NAME
 from hf_lossy.eagle3 import Eagle3Config, Eagle3Head
+from hf_lossy.loading import Pair
 
 SIZES = {
     "hidden_size": 32,
@@ -249,3 +250,18 @@ def char_tokenizer(alphabet: str = "abcdefghijklmnopqrstuvwxyz .!?,", **special:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+
+
+# --- pairs ---------------------------------------------------------------------------------------------------------------
+
+
+def tiny_pair(**generate: Any) -> Pair:
+    """T with D, and prompts that their tokenizer knows."""
+    prompts = ["hello", "what a day", "abab"]
+    return Pair("tiny", target(), draft(), char_tokenizer(), prompts, {"num_assistant_tokens": 3, **generate})
+
+
+def head_pair() -> Pair:
+    """T with a head."""
+    prompts = ["hello", "what a day", "abab", "once upon"]
+    return Pair("tiny", target(), head(target()), char_tokenizer(), prompts)

@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
 EAGLE = ("tests/test_eagle3_drafting.py",)
+ANALYSIS = ("tests/test_analysis.py",)
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
 
@@ -376,6 +377,55 @@ BUGS = [
         "if new[-1] == BROKEN",
         "if False",
         ERRORS,
+    ),
+    Bug(
+        "analysis: gain and loss swapped",
+        "analysis/truncation.py",
+        "excess(after, before), excess(before, after), stops",
+        "excess(before, after), excess(after, before), stops",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: a change weighted with the old acceptances before it",
+        "analysis/truncation.py",
+        "torch.cat([ones, after[:, :-1]], 1)",
+        "torch.cat([ones, before[:, :-1]], 1)",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: KL from the target, not from its truncation",
+        "analysis/divergence.py",
+        "pi, base = one.induced(p, q), one.matched_baseline().induced(p, q)",
+        "pi, base = one.induced(p, q), p",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: a walk goes on after the end of the text",
+        "analysis/tree.py",
+        "if not over[parent]:",
+        "if True:",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: acceptance of a tree by its first candidate alone",
+        "analysis/tree.py",
+        "emitted[node, tree.candidates(node)[0]].sum()",
+        "emitted[node, tree.candidates(node)[0, :1]].sum()",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: Δ of the other end",
+        "analysis/lenience.py",
+        "return 1 - account(p, q, one.induced(p, q)).tv / tv(p, q)",
+        "return account(p, q, one.induced(p, q)).tv / tv(p, q)",
+        ANALYSIS,
+    ),
+    Bug(
+        "analysis: the divergence looked at one token early",
+        "analysis/differences.py",
+        "text, [at], generator",
+        "text, [at - 1], generator",
+        ANALYSIS,
     ),
 ]
 

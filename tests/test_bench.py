@@ -17,9 +17,10 @@ import typer
 
 from hf_lossy import bench
 from hf_lossy.bench import coupling as coupling_bench
-from hf_lossy.bench import efficiency, throughput, trees
+from hf_lossy.bench import throughput, trees
 from hf_lossy.bench.cases import LAWS, cases
 from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
+from hf_lossy.bench.rounds import record
 from hf_lossy.cli.bench import bench as command
 from hf_lossy.errors import LossyError
 from hf_lossy.generation import VerificationStats
@@ -108,27 +109,40 @@ def test_over_all_blocks_token_is_the_geometric_sum_and_block_is_no_less(law_):
 # --- rounds recorded on real (tiny) models ------------------------------------------------------------------------------
 
 
-def tiny_pair(**generate) -> Pair:
-    tokenizer = models.char_tokenizer()
-    prompts = ["hello", "what a day", "abab"]
-    return Pair("tiny", models.target(), models.draft(), tokenizer, prompts, {"num_assistant_tokens": 3, **generate})
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_recorded_rounds_hold_what_uncached_forwards_give(temperature):
+    pair, text = models.tiny_pair(), torch.tensor([[5, 3, 8, 1, 5, 9, 2]])
+    lengths = [2, 3, 6]
+    found = list(record(pair, text, lengths, torch.Generator().manual_seed(0), temperature))
+    for length, seen in zip(lengths, found, strict=True):
+        whole = torch.cat([text[:, :length], seen.tree.tokens], 1)
+        for probs, model, end in ((seen.p, pair.target, length + 3), (seen.q, pair.draft, length + 2)):
+            expected = (model(whole).logits[:, length - 1 : end] / temperature).double().softmax(-1)
+            torch.testing.assert_close(probs, expected, rtol=0, atol=1e-6)
+        assert not seen.stops.any()
 
 
 @torch.no_grad()
-def test_recorded_rounds_hold_what_uncached_forwards_give():
-    pair, text = tiny_pair(), torch.tensor([[5, 3, 8, 1, 5, 9, 2]])
-    lengths = [2, 3, 6]
-    rounds = list(efficiency.record(pair, text, lengths, 3, torch.Generator().manual_seed(0)))
-    for length, (p, q, drafted, stops) in zip(lengths, rounds, strict=True):
-        whole = torch.cat([text[:, :length], drafted], 1)
-        at = slice(length - 1, length + 2)
-        torch.testing.assert_close(p, pair.target(whole).logits[:, at].double().softmax(-1), rtol=0, atol=1e-6)
-        torch.testing.assert_close(q, pair.draft(whole).logits[:, at].double().softmax(-1), rtol=0, atol=1e-6)
-        assert not stops.any()
+@pytest.mark.parametrize("shape", [{"draft_mode": "chain"}, {"draft_mode": "tree", "tree_size": 6, "tree_depth": 1}])
+def test_recorded_candidates_of_a_head_hold_what_uncached_forwards_give(shape):
+    """p at every node by a forward over its own path; q by drafting anew from that prefix alone."""
+    pair, text = models.head_pair(), torch.tensor([[5, 3, 8, 1, 5, 9, 2]])
+    found = list(record(pair, text, [3, 4, 6], torch.Generator(), 0.7, **shape))
+    for length, seen in zip([3, 4, 6], found, strict=True):
+        tokens, tree = [0, *seen.tree.tokens[0].tolist()], seen.tree
+        assert len(tokens) > 3
+        for node in range(len(tokens)):
+            whole = torch.cat([text[:, :length], torch.tensor([[tokens[n] for n in tree.path(node)[1:]]]).long()], 1)
+            expected = (pair.target(whole).logits[:, -1] / 0.7).double().softmax(-1)
+            torch.testing.assert_close(seen.p[:, node], expected, rtol=0, atol=1e-6)
+        alone = next(record(pair, text[:, :length], [length], torch.Generator(), 0.7, **shape))
+        torch.testing.assert_close(seen.q, alone.q, rtol=0, atol=1e-6, equal_nan=True)
+        assert [bool(q.isfinite().all()) for q in seen.q[0]] == [bool(c) for c in tree.children][: seen.q.shape[1]]
 
 
 def test_efficiency_of_a_pair():
-    found = bench.measure_efficiency(tiny_pair(), rounds=12, sequences=4, max_new_tokens=6)
+    found = bench.measure_efficiency(models.tiny_pair(), rounds=12, sequences=4, max_new_tokens=6)
     assert found["expected"]["rounds"] == 6  # one prompt's text, every position of it
     assert set(found["expected"]["laws"]) == set(found["counted"]["laws"]) == {str(law) for law in LAWS}
     for law_, kind in cases():
@@ -148,15 +162,9 @@ def test_prompt_lookup_has_no_couplings_to_compare():
 # --- EAGLE-3 heads ------------------------------------------------------------------------------------------------------
 
 
-def head_pair() -> Pair:
-    target = models.target()
-    prompts = ["hello", "what a day", "abab", "once upon"]
-    return Pair("tiny", target, models.head(target), models.char_tokenizer(), prompts)
-
-
 @pytest.fixture(scope="module")
 def on_trees():
-    pair = head_pair()
+    pair = models.head_pair()
     state = torch.get_rng_state()
     found = list(trees.measure_trees(pair, prompts=3, repeats=2, max_new_tokens=8, sequences=4))
     assert torch.equal(torch.get_rng_state(), state)
@@ -217,7 +225,7 @@ def test_laws_on_a_tree_under_both_readings(on_trees):
 
 
 def test_a_tree_in_another_dtype_leaves_the_first_alone():
-    pair = head_pair()
+    pair = models.head_pair()
     pair.head.borrow_embedding(pair.target)
     before = [p.clone() for p in pair.target.parameters()]
     twin = trees.in_dtype(pair, torch.bfloat16)
@@ -237,7 +245,7 @@ def test_mean_acceptance_length_counts_the_rounds_that_drafted():
 
 
 def test_the_clock_leaves_the_prompt_out():
-    pair, clock = head_pair(), trees.Clock()
+    pair, clock = models.head_pair(), trees.Clock()
     for _ in range(2):
         pair.target.generate(**pair.inputs("hello"), do_sample=False, max_new_tokens=6, streamer=clock)
     assert [steps for _, steps in clock.calls] == [5, 5]
@@ -246,17 +254,17 @@ def test_the_clock_leaves_the_prompt_out():
 
 
 def test_parts_that_make_no_sense_are_left_out():
-    pair = head_pair()
+    pair = models.head_pair()
     assert "left_out" in bench.measure_throughput(pair, 1, 1, 4)
     assert "left_out" in bench.measure_efficiency(pair, 1, 1, 4)
-    assert ["left_out" in figures for figures in bench.measure_trees(tiny_pair(), 1, 1, 4, 1)] == [True]
+    assert ["left_out" in figures for figures in bench.measure_trees(models.tiny_pair(), 1, 1, 4, 1)] == [True]
 
 
 def test_the_command_prints_and_writes_the_trees(on_trees, tmp_path, monkeypatch, capsys):
     module = sys.modules[command.__module__]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module.console, "_width", 200)
-    monkeypatch.setattr(module, "open_pair", lambda *_: head_pair())
+    monkeypatch.setattr(module, "open_pair", lambda *_: models.head_pair())
     monkeypatch.setattr("hf_lossy.bench.report.measure_trees", lambda *_, **__: iter(on_trees))
     command(pair=["smollm2-eagle3"], only=["throughput", "efficiency", "trees"], write=True)
     written = json.loads((tmp_path / bench.RESULTS / "smollm2-eagle3.json").read_text())
@@ -272,7 +280,7 @@ def test_the_command_prints_and_writes_the_trees(on_trees, tmp_path, monkeypatch
 
 
 def test_throughput_compares_equal_work_and_puts_the_draft_back():
-    pair = tiny_pair()
+    pair = models.tiny_pair()
     before, state = pair.draft.generation_config, torch.get_rng_state()
     found = bench.measure_throughput(pair, prompts=3, repeats=2, max_new_tokens=8)
     assert pair.draft.generation_config is before
@@ -286,7 +294,7 @@ def test_throughput_compares_equal_work_and_puts_the_draft_back():
 
 
 def test_transformers_drafts_as_many_tokens_as_we_do():
-    pair, fed = tiny_pair(), []
+    pair, fed = models.tiny_pair(), []
     hook = pair.target.register_forward_pre_hook(
         lambda _, args, kw: fed.append(kw["input_ids"].shape[1]), with_kwargs=True
     )

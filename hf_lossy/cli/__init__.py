@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ..errors import LossyError
+from .analyse import analyse
 from .bench import bench
 from .compare import compare
 from .evaluate import evaluate, report
@@ -23,7 +24,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report):
+for command in (compare, inspect, laws, bench, evaluate, report, analyse):
     app.command()(command)
 # nothing of it is ours to read, --help neither
 FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}
