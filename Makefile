@@ -16,7 +16,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-oldest slow bench lint format clean
+.PHONY: help run test test-oldest slow bench cards lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -36,6 +36,9 @@ slow: $(VENV)/.installed-test ## the slow tests
 
 bench: $(VENV)/.installed-base ## run the benchmarks and write their results
 	$(BIN)/hf-lossy bench --write $(ARGS)
+
+cards: $(VENV)/.installed-base ## make every model card again from the results
+	$(BIN)/hf-lossy card $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check

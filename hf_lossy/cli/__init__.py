@@ -8,10 +8,12 @@ import typer
 
 from ..errors import LossyError
 from .bench import bench
+from .card import card
 from .compare import compare
 from .evaluate import evaluate, report
 from .inspect import inspect
 from .laws import laws
+from .push import push
 
 app = typer.Typer(
     name="hf-lossy",
@@ -22,7 +24,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report):
+for command in (compare, inspect, laws, bench, evaluate, report, card, push):
     app.command()(command)
 
 
