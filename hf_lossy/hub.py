@@ -123,7 +123,7 @@ def upload(made: Package, private: bool = False, endpoint: str | None = None) ->
         api.create_repo(made.repo, repo_type="model", private=private or None, exist_ok=True)
         commit = api.create_commit(made.repo, operations, commit_message=f"Upload {made.kind} with hf-lossy push")
     except Exception as error:  # whatever the Hub or the network says: nothing was committed; the cause is chained
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())[:300]
         raise LossyError(
             f"{made.repo} was not uploaded ({type(error).__name__}: {reason}): check the name, the token's rights and the "
             "network, then run the same command again"

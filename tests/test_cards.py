@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from typer.testing import CliRunner
 
 import hf_lossy
 from hf_lossy.cards import Card, File, card_of, cards, write_all
@@ -17,6 +18,7 @@ from hf_lossy.cards.build import SECTIONS, build, measured
 from hf_lossy.cards.catalogue import CARDS, HEADS, SUBJECTS, index
 from hf_lossy.cards.figures import Figure, bullets, code, fill, table
 from hf_lossy.cards.tables import AGAINST
+from hf_lossy.cli import app
 from hf_lossy.evaluation.tasks import names
 from hf_lossy.laws import make
 from hf_lossy.loading import PAIRS
@@ -209,6 +211,20 @@ def test_new_results_change_the_card_of_their_pair_and_no_other(checkout):
     assert "`docs/results/later/clock-sums`" in (checkout / CARDS / "pair-arithmetic.md").read_text()
     (checkout / "docs/results/bench/qwen-coder.json").unlink()
     assert CARDS / "pair-qwen-coder.md" not in cards(checkout)  # nothing was measured of it any more
+
+
+def test_the_command(checkout, tmp_path):
+    def run(*args):
+        return CliRunner().invoke(app, ["card", *map(str, args)])
+
+    assert run(PITFALL).stdout == str(card_of([PITFALL]))
+    bench = ROOT / "docs/results/bench/arithmetic-eagle3.json"
+    assert run(PITFALL, "--bench", bench, "--out", tmp_path / "out/card.md").exit_code == 0
+    assert (tmp_path / "out/card.md").read_text() == str(card_of([PITFALL], bench))
+    assert "× plain decoding" in (tmp_path / "out/card.md").read_text()
+    assert "wrote model_cards/pair-arithmetic.md" in run("--root", checkout).stdout
+    assert "every card is as its results make it" in run("--root", checkout).stdout
+    assert "name the folder as well" in str(run("--bench", bench).exception)
 
 
 @pytest.mark.parametrize("broken", ["provenance.json", "rows", "json"])

@@ -154,7 +154,7 @@ def laws(evaluations: Sequence[Evaluation]) -> Prose:
     """The laws of the evaluations, with what bounds them."""
     rows: dict[str, list[Value]] = {}
     for one in evaluations:
-        for i, row in enumerate(one.rows):
+        for row in one.rows:
             law = method_of(row).law
             if law is None or str(law) in rows:
                 continue

@@ -63,8 +63,7 @@ class Evaluation:
         """What was run."""
         file = self.file
         return fill(
-            "Task {task}: {texts} texts a method ({seeds} seeds), {temperature}, {dtype}, {options}; ran on "
-            "{machine}.",
+            "Task {task}: {texts} texts a method ({seeds} seeds), {temperature}, {dtype}, {options}; ran on {machine}.",
             task=file.figure("settings", "task"),
             texts=file.figure("rows", 0, "texts", form=","),
             seeds=file.figure("settings", "seeds"),
