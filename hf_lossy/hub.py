@@ -202,7 +202,8 @@ def _script(script: Path, repo: str) -> Package:
     data = ModelCardData(license="apache-2.0", library_name="hf_lossy", tags=["hf_lossy", "recipe", "uv-script"])
     address = f"{constants.ENDPOINT}/{repo}/resolve/main/{script.name}"
     card = (
-        f"---\n{data.to_yaml()}\n---\n\n# {script.stem}\n\n{said}\n\n## Run it\n\nNothing has to be installed but uv:\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {script.stem}\n\n{said}\n\n"
+        "## Run it\n\nuv installs what the script names, hf-lossy from the package index:\n\n"
         f"    uv run {address} --help\n    hf jobs uv run {address} --help\n"
     )
     return Package(repo, "a recipe", {CARD: card, script.name: script}, [])

@@ -24,7 +24,7 @@ RECIPE = ROOT / "recipes/custom_generate"
 SCRIPT = ROOT / "recipes/train_eagle3.py"
 HEAD = ROOT / "hf_lossy/embedded/models/arithmetic/eagle3"
 RESULT = ROOT / "docs/results/eagle3-pitfall"
-BENCH = ROOT / "docs/results/bench/arithmetic-eagle3.json"
+BENCH = "docs/results/bench/arithmetic-eagle3.json"
 REPO = "someone/some-name"
 SOURCES = {"recipe": RECIPE, "script": SCRIPT, "head": HEAD, "result": RESULT}
 A_TOKEN = "hf_" + "q" * 34
@@ -49,11 +49,11 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_package_has_its_files_and_a_card(kind):
-    made = package(SOURCES[kind], REPO, BENCH if kind == "head" else None)
+    made = package(SOURCES[kind], REPO)
     expected = {
         "recipe": {"README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"},
         "script": {"README.md", "train_eagle3.py"},
-        "head": {"README.md", "config.json", "model.safetensors", "training.json", "arithmetic-eagle3.json"},
+        "head": {"README.md", "config.json", "model.safetensors", "training.json", BENCH},
         "result": {"README.md", *(f"eagle3-pitfall/{path.name}" for path in RESULT.iterdir())},
     }
     assert set(made.files) == expected[kind]
@@ -64,6 +64,10 @@ def test_a_package_has_its_files_and_a_card(kind):
         for name in re.findall(r"`([^`\n]+\.json)`", made.card):
             assert name in made.files, f"the card names {name}, which is not uploaded"
     assert "<user>" not in made.card
+    if kind == "head":
+        assert made.card == (HEAD / "README.md").read_text()
+        other = package(HEAD, REPO, ROOT / "docs/results/bench/smollm2-eagle3.json")
+        assert "smollm2-eagle3.json" in other.files
     if kind == "recipe":
         assert f'custom_generate="{REPO}"' in made.card
         assert "custom_generate" in card.data.tags
@@ -131,6 +135,7 @@ def test_what_can_not_be_pushed_is_refused(tmp_path):
         (".env", "X=1", r"\.env holds secrets by its name"),
         ("server.pem", "x", r"server\.pem holds secrets by its name"),
     ],
+    ids=["hub", "aws", "key", "github", "env", "pem"],
 )
 def test_secrets_are_refused_and_not_repeated(name, content, message, tmp_path):
     folder = tmp_path / "recipe"
@@ -162,7 +167,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own LFS upload
 @pytest.mark.parametrize("kind", SOURCES)
 def test_everything_arrives_in_one_commit(kind, hub):
-    made = package(SOURCES[kind], REPO, BENCH if kind == "head" else None)
+    made = package(SOURCES[kind], REPO)
     assert upload(made) == f"{hub.url}/{REPO}/commit/1"
     assert hub.elsewhere == []
     assert [repo for repo, _ in hub.commits] == [REPO]

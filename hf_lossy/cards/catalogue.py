@@ -212,14 +212,14 @@ def card_of(folders: Sequence[Path], bench: Path | None = None) -> Card:
 
     Args:
         folders: one with ``training.json``, or some with ``summary.json``.
-        bench: the pair's file of ``hf-lossy bench --write``.
+        bench: the pair's file of ``hf-lossy bench --write``; a head of this repository has its own unless given.
 
     Raises:
         LossyError: a folder that is neither, or results of several pairs.
     """
     measured = None if bench is None else File(bench)
     if len(folders) == 1 and (folders[0] / "training.json").is_file():
-        return head_card(File(folders[0] / "training.json"), measured)
+        return head_card(File(folders[0] / "training.json"), measured or _bench_of_head(folders[0].resolve()))
     for folder in folders:
         if not (folder / "summary.json").is_file():
             raise LossyError(f"{folder} is neither a head (training.json) nor a result folder (summary.json)")
@@ -258,6 +258,13 @@ def _says(path: Path, text: str) -> bool:
 def _bench(root: Path, pair: str) -> File | None:
     path = RESULTS / "bench" / f"{pair}.json"
     return File(root / path, path.as_posix()) if (root / path).is_file() else None
+
+
+def _bench_of_head(folder: Path) -> File | None:
+    for head in HEADS:
+        if folder.parts[-len(head.folder.parts) :] == head.folder.parts:
+            return _bench(folder.parents[len(head.folder.parts) - 1], head.pair)
+    return None
 
 
 def _is_hub_id(source: str) -> bool:
