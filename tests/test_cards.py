@@ -103,7 +103,7 @@ def test_every_file_that_a_card_names_is_there(path):
     assert listed == {file.label for file in card.files}
     for label in listed:
         assert (ROOT / label).is_file() or (ROOT / path.parent / label).is_file()
-    named = set(re.findall(r"`([^`\n]+\.json)`", text(path)))
+    named = set(re.findall(r"`([^`\n]+\.(?:json|yaml))`", text(path)))
     assert named <= listed
     below = {
         name for line in re.findall(r"^\*Figures: (.*)\.\*$", text(path), re.M) for name in re.findall("`(.*?)`", line)
@@ -190,9 +190,30 @@ def test_a_result_folder_of_an_unknown_pair_gets_a_card(tmp_path):
     card = card_of([folder])
     assert card.card.data.base_model == ["org/Target", "org/Draft"]
     assert {result.dataset_type for result in card.card.data.eval_results} == {"openai/gsm8k"}
-    assert {file.label for file in card.files} == {"mine/summary.json", "mine/provenance.json"}
+    assert {file.label for file in card.files} == {"mine/summary.json", "mine/provenance.json", "mine/config.yaml"}
     with pytest.raises(hf_lossy.LossyError, match="several pairs, target-draft, arithmetic-eagle3"):
         card_of([folder, PITFALL])
+
+
+def test_a_result_of_another_program_gets_the_card_of_its_pair(tmp_path):
+    """With the command line's name of the pair, few settings, and a model without a law besides the target."""
+    folder = tmp_path / "shortcut"
+    shutil.copytree(PITFALL, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"pair": "arithmetic-shortcut", "settings": {"task": "clock_sums", "temperature": 0.7, "seeds": 1}}
+    summary["rows"].insert(
+        0, {**summary["rows"][0], "method": "draft-1", "name": "draft alone", "model": "draft", "texts": 64}
+    )
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text("temperature: 0.7\ntop_k: 50\nbatch_size: 64\npair: arithmetic-shortcut\n")
+    card = str(card_of([folder]))
+    assert "# The embedded arithmetic target verified with its embedded draft shortcut" in card
+    said = " ".join(card.split())
+    assert (
+        "Task clock_sums: 64 to 400 texts a method; sampled at T = 0.7, top_k = 50, batch_size=64; ran on 1 of 2"
+        in said
+    )
+    assert [row[0] for row in rows(card, "method")[1:4]] == ["draft alone", "target alone", "lossless"]
 
 
 @pytest.fixture
@@ -232,7 +253,7 @@ def test_the_command(checkout, tmp_path):
     assert "name the folder as well" in str(run("--bench", bench).exception)
 
 
-@pytest.mark.parametrize("broken", ["provenance.json", "rows", "json"])
+@pytest.mark.parametrize("broken", ["provenance.json", "config.yaml", "rows", "json"])
 def test_a_broken_result_folder_is_refused_and_not_skipped(broken, checkout):
     folder = checkout / "docs/results/eagle3-pitfall"
     if broken == "rows":

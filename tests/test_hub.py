@@ -61,7 +61,7 @@ def test_a_package_has_its_files_and_a_card(kind):
     assert card.data.license == "apache-2.0"
     assert card.data.tags
     if kind in ("head", "result"):
-        for name in re.findall(r"`([^`\n]+\.json)`", made.card):
+        for name in re.findall(r"`([^`\n]+\.(?:json|yaml))`", made.card):
             assert name in made.files, f"the card names {name}, which is not uploaded"
     assert "<user>" not in made.card
     if kind == "head":

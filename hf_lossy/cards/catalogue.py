@@ -198,7 +198,7 @@ def subject_of(one: Evaluation) -> Subject:
     settings = one.file.get("settings")
     local = tuple(Path(settings[part]).name for part in ("target", "draft") if settings.get(part))
     for subject in SUBJECTS:
-        if one.pair == subject.called or (local and local == subject.local):
+        if one.pair in (subject.name, subject.called) or (local and local == subject.local):
             return subject
     target, draft = settings.get("target") or one.pair, settings.get("draft") or "prompt lookup"
     hub = tuple(source for source in (settings.get("target"), settings.get("draft")) if source and _is_hub_id(source))

@@ -16,6 +16,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+import yaml
+
 from ..errors import LossyError
 
 WIDTH = 120
@@ -26,24 +28,25 @@ _NAME = re.compile(r"[A-Za-z_][\w./:+-]*")
 
 
 class File:
-    """A JSON file of results.
+    """A file of results, JSON or YAML.
 
     Args:
         path: where it lies.
         label: how cards call it, a path with ``/``.
 
     Raises:
-        LossyError: no such file, or not a JSON object.
+        LossyError: no such file, or not an object.
     """
 
     def __init__(self, path: Path, label: str | None = None) -> None:
         self.path, self.label = path, label or path.name
         try:
-            self.data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise LossyError(f"{path} can't be read as JSON ({error}): give a file of results") from error
+            text = path.read_text(encoding="utf-8")
+            self.data: dict[str, Any] = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise LossyError(f"{path} can't be read ({error}): give a file of results") from error
         if not isinstance(self.data, dict):
-            raise LossyError(f"{path} holds a {type(self.data).__name__}: it must be a JSON object with results")
+            raise LossyError(f"{path} holds a {type(self.data).__name__}: it must be an object with results")
 
     def get(self, *keys: str | int) -> Any:
         """The value at a path of keys.
@@ -77,7 +80,7 @@ class File:
     def provenance(self) -> list[tuple[str, dict[str, Any]]]:
         """Part and provenance of each part; of the whole file, or of the ``provenance.json`` beside it, under no name."""
         beside = self.path.with_name("provenance.json")
-        if "provenance" not in self.data and self.path.name == "summary.json" and beside.is_file():
+        if "provenance" not in self.data and self.path.name in ("summary.json", "config.yaml") and beside.is_file():
             return [("", File(beside).data)]
         if "command" in self.data:
             return [("", self.data)]

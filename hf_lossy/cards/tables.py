@@ -26,7 +26,7 @@ class Evaluation:
     """A result folder of ``hf-lossy evaluate``.
 
     Args:
-        folder: with ``summary.json`` and ``provenance.json``.
+        folder: with ``summary.json``, ``config.yaml`` and ``provenance.json``.
         label: how cards call it.
 
     Raises:
@@ -37,6 +37,7 @@ class Evaluation:
         label = label or folder.name
         self.folder, self.label = folder, label
         self.file = File(folder / "summary.json", f"{label}/summary.json")
+        self.config = File(folder / "config.yaml", f"{label}/config.yaml")
         self.run = File(folder / "provenance.json", f"{label}/provenance.json")
         for key in ("pair", "settings", "rows"):
             self.file.get(key)
@@ -61,15 +62,11 @@ class Evaluation:
 
     def describe(self) -> Prose:
         """What was run."""
-        file = self.file
         return fill(
-            "Task {task}: {texts} texts a method ({seeds} seeds), {temperature}, {dtype}, {options}; ran on {machine}.",
-            task=file.figure("settings", "task"),
-            texts=file.figure("rows", 0, "texts", form=","),
-            seeds=file.figure("settings", "seeds"),
-            temperature=file.figure("settings", form=_sampling),
-            dtype=file.figure("settings", "dtype"),
-            options=file.figure("settings", "options", form=_options),
+            "Task {task}: {texts} texts a method; {settings}; ran on {machine}.",
+            task=self.file.figure("settings", "task"),
+            texts=self.file.figure("rows", form=_texts),
+            settings=self.config.figure(form=_settings),
             machine=self.run.figure("machine", form=_machine),
         )
 
@@ -117,15 +114,32 @@ def _cell(column: int) -> Callable[[dict[str, Any]], str]:
     return lambda row: cells(row)[column]
 
 
+def _texts(rows: list[dict[str, Any]]) -> str:
+    return " to ".join(
+        f"{count:,}" for count in sorted({min(row["texts"] for row in rows), max(row["texts"] for row in rows)})
+    )
+
+
+NAMED = ("pair", "target", "draft", "task", "methods", "options", "out", "temperature", "top_k", "top_p", "do_sample")
+"""Settings of an evaluation that a card has in other words."""
+
+
+def _settings(config: dict[str, Any]) -> str:
+    others = {name: value for name, value in config.items() if name not in NAMED and value is not None}
+    return ", ".join(
+        [_sampling(config), *(f"{name}={value}" for name, value in {**others, **config.get("options", {})}.items())]
+    )
+
+
 def _sampling(settings: dict[str, Any]) -> str:
+    if "temperature" not in settings:
+        return "temperature not recorded"
     if not settings["temperature"]:
         return "greedy"
-    cuts = [f"{name} = {settings[name]:g}" for name, off in (("top_k", 0), ("top_p", 1)) if settings[name] != off]
+    cuts = [
+        f"{name} = {settings[name]:g}" for name, off in (("top_k", 0), ("top_p", 1)) if settings.get(name, off) != off
+    ]
     return ", ".join([f"sampled at T = {settings['temperature']:g}", *cuts])
-
-
-def _options(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items()) or "options as the pair has them"
 
 
 def _machine(machine: dict[str, Any]) -> str:
