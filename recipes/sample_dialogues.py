@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["hf_lossy", "numpy"]
+# dependencies = ["hf-lossy", "numpy"]
 # ///
 """Let a model answer prompts, or write whole dialogues with itself: training data for an EAGLE-3 head, in the target's own
 distribution.

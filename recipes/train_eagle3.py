@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["hf_lossy[train]", "numpy"]
+# dependencies = ["hf-lossy[train]", "numpy"]
 # ///
 """Train an EAGLE-3 head for a Llama-, Qwen- or Mistral-type target on text that the target wrote itself.
 
@@ -35,8 +35,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_lossy.cards import File, head_card
 from hf_lossy.eagle3 import Eagle3Config, Eagle3Head, load_head
-from hf_lossy.eagle3.card import model_card
 from hf_lossy.eagle3.training import losses, measured
 from hf_lossy.errors import LossyError
 from hf_lossy.loading import PAIRS, load_model, load_pair
@@ -379,7 +379,7 @@ def main(argv: list[str] | None = None) -> None:
         "provenance": provenance(),
     }
     write_json(args.out / "training.json", report)
-    model_card(report).save(args.out / "README.md")
+    (args.out / "README.md").write_text(str(head_card(File(args.out / "training.json"))), encoding="utf-8")
     checkpoint.unlink(missing_ok=True)
     for row in report["held_out"]:
         print("held out,", ", ".join(f"{k} {v:.3f}" if k != "step" else f"step {v}" for k, v in row.items()))

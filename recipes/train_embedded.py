@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["hf_lossy"]
+# dependencies = ["hf-lossy"]
 # ///
 """Train the embedded models: a deep, narrow target and two one-layer drafts on clock sums.
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from jaxtyping import install_import_hook
 
@@ -12,6 +13,13 @@ install_import_hook(
     ["hf_lossy.laws", "hf_lossy.couplings", "hf_lossy.accounting", "hf_lossy.numerics"],
     f"{typecheck.__name__}.{typecheck.shapes.__name__}",
 )
+
+
+@pytest.fixture
+def _modules(tmp_path, monkeypatch):
+    """Where transformers copies the code of a ``custom_generate`` folder to."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def pytest_terminal_summary(terminalreporter):

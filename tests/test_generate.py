@@ -89,13 +89,6 @@ WAYS = [v for k, v in list(globals().items()) if k.startswith("by_")]
 each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
-@pytest.fixture
-def _modules(tmp_path, monkeypatch):
-    """Where transformers copies a folder's code to."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-
 @pytest.mark.usefixtures("_modules")
 @each_way
 def test_all_ways_give_the_same(way):

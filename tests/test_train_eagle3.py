@@ -12,8 +12,8 @@ import torch
 from huggingface_hub import ModelCard
 
 from hf_lossy import LossyError, embedded
+from hf_lossy.cards import card_of
 from hf_lossy.eagle3 import Eagle3Config, Eagle3Head, HeadCache, load_head
-from hf_lossy.eagle3.card import model_card
 from hf_lossy.eagle3.training import losses, measured
 from hf_lossy.embedded import clock_sums
 from hf_lossy.loading import load_pair
@@ -210,6 +210,7 @@ def test_card(trained):
         assert f"| {row['step']} | {row['argmax']:.3f} | {row['token']:.3f} | {row['accepted_t1']:.3f} |" in card.text
     text = " ".join(card.text.split())
     assert f"{report['data']['answer_tokens']:,} answer tokens in 256 dialogues" in text
+    assert (trained / "README.md").read_text() == str(card_of([trained]))
     assert "all of its 54 tokens" in text
 
 
@@ -305,20 +306,3 @@ def test_default_taps_never_collapse():
         taps = train.default_taps(layers)
         assert len(taps) == min(3, layers)
         assert all(low < high for low, high in zip([-1, *taps], [*taps, layers], strict=True))
-
-
-FOLDERS = {
-    "hf_lossy/embedded/models/arithmetic/eagle3": "arithmetic-eagle3",
-    "hf_lossy/assets/smollm2-135m-eagle3": "smollm2-eagle3",
-}
-
-
-@pytest.mark.parametrize(("folder", "pair"), FOLDERS.items())
-def test_cards_hold_nothing_but_what_was_written_down(folder, pair):
-    """The committed cards are those that the committed figures make."""
-    root = Path(__file__).parent.parent
-    report = json.loads((root / folder / "training.json").read_text())
-    bench = json.loads((root / "docs/results/bench" / f"{pair}.json").read_text())["trees"]
-    card = (root / folder / "README.md").read_text()
-    assert card == str(model_card(report, bench)).rstrip() + "\n" or card == str(model_card(report, bench))
-    assert sum(path.stat().st_size for path in (root / folder).iterdir()) < 25e6

@@ -9,11 +9,13 @@ import typer
 from ..errors import LossyError
 from .analyse import analyse
 from .bench import bench
+from .card import card
 from .compare import compare
 from .evaluate import evaluate, report
 from .inspect import inspect
 from .laws import laws
 from .lm_eval import lm_eval
+from .push import push
 
 app = typer.Typer(
     name="hf-lossy",
@@ -25,6 +27,7 @@ app = typer.Typer(
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
 for command in (compare, inspect, laws, bench, evaluate, report, analyse):
+for command in (compare, inspect, laws, bench, evaluate, report, card, push):
     app.command()(command)
 # nothing of it is ours to read, --help neither
 FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}
