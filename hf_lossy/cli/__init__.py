@@ -26,8 +26,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report, analyse):
-for command in (compare, inspect, laws, bench, evaluate, report, card, push):
+for command in (compare, inspect, laws, bench, evaluate, report, analyse, card, push):
     app.command()(command)
 # nothing of it is ours to read, --help neither
 FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}
