@@ -16,7 +16,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-oldest slow bench lint format clean
+.PHONY: help run test test-oldest slow bench docs lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -36,6 +36,9 @@ slow: $(VENV)/.installed-test ## the slow tests
 
 bench: $(VENV)/.installed-base ## run the benchmarks and write their results
 	$(BIN)/hf-lossy bench --write $(ARGS)
+
+docs: $(VENV)/.installed-docs ## build the documentation into build/site, warnings as errors
+	$(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check
