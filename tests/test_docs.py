@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import pytest
 import typer
 import yaml
@@ -124,7 +123,7 @@ def run_python(code: str, page: str, line: int, namespace: dict[str, object]) ->
 def parse(args: list[str]) -> str:
     """The name of the command that hf-lossy's own parser takes the arguments for; an error where it refuses them."""
     group = typer.main.get_command(app)
-    with click.Context(group) as context:
+    with group.context_class(group) as context:
         name, command, rest = group.resolve_command(context, list(args))
         command.make_context(name, rest, parent=context)
     return name
