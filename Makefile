@@ -16,7 +16,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-oldest slow bench diagnostic analysis cards lint format clean
+.PHONY: help run test test-oldest slow bench diagnostic analysis cards docs lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -46,6 +46,9 @@ analysis: $(VENV)/.installed-eval ## run the analyses on the embedded models and
 
 cards: $(VENV)/.installed-base ## make every model card again from the results
 	$(BIN)/hf-lossy card $(ARGS)
+
+docs: $(VENV)/.installed-docs ## build the documentation into build/site, warnings as errors
+	$(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check

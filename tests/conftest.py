@@ -23,9 +23,17 @@ def _modules(tmp_path, monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say how much was enumerated and how close it came (also with workers, which hand properties over)."""
+    """Say how much was enumerated and how close it came, and what of the documentation was run (also with workers, which
+    hand properties over)."""
     found = [dict(r.user_properties) for r in terminalreporter.getreports("passed") if r.when == "call"]
-    found = [f for f in found if "enumerated" in f]
-    if found:
-        count, worst = sum(f["enumerated"] for f in found), max(f["worst_tv"] for f in found)
+    enumerated = [f for f in found if "enumerated" in f]
+    if enumerated:
+        count, worst = sum(f["enumerated"] for f in enumerated), max(f["worst_tv"] for f in enumerated)
         terminalreporter.write_line(f"exact enumeration: {count} combinations, worst TV {worst:.1e}")
+    pages = [f["documentation"] for f in found if "documentation" in f]
+    if pages:
+        totals = {name: sum(page[name] for page in pages) for name in pages[0]}
+        terminalreporter.write_line(
+            f"documentation: {totals['python']} Python blocks and {totals['run']} commands run, {totals['parsed']} commands "
+            f"parsed, on {len(pages)} pages"
+        )
