@@ -9,6 +9,7 @@ import typer
 from ..errors import LossyError
 from .bench import bench
 from .compare import compare
+from .demo import demo
 from .evaluate import evaluate, report
 from .inspect import inspect
 from .laws import laws
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report):
+for command in (compare, inspect, laws, bench, evaluate, report, demo):
     app.command()(command)
 
 
