@@ -85,6 +85,7 @@ WAYS = (
     way("cos", 0.4, coupling="token"),
     way("speccascade", 0.3, "EAGLE-3 head"),
     way("min_p", 0.1, LOOKUP),
+    way(TARGET, draft="shortcut"),
 )
 
 
@@ -305,6 +306,8 @@ def test_a_column_that_can_not_run_says_so_beside_the_others(backend):
 
 
 def test_a_bad_model_name_is_an_error(backend, tmp_path):
+    with pytest.raises(hf_lossy.LossyError, match="Did you mean 'smollm2'"):
+        backend.models("smollm")
     with pytest.raises(hf_lossy.LossyError, match="no target"):
         backend.name("  ", "", "float32")
     key = backend.name(str(tmp_path / "nowhere"), "", "float32")
@@ -502,10 +505,18 @@ def test_trade_off_curves_of_a_result_folder(backend, tmp_path):
         for figure in figures:
             assert sum(len(trace.x) for trace in figure.data) == len(drawn)
         assert all(row["name"] in table for row in rows)
-    for folder, words in (("", "no folder"), (str(tmp_path), "no summary.json")):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/summary.json").write_text('{"rows": 3}')
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/summary.json").write_text('{"rows": ')
+    wrong = [("", "no folder"), ("/nowhere", "no summary.json")]
+    for folder, words in [
+        *wrong,
+        *((str(tmp_path / name), "none of hf-lossy evaluate's") for name in ("other", "half")),
+    ]:
         with pytest.raises(hf_lossy.LossyError, match=words):
             trade_off.curves(backend, folder)
-    assert trade_off.folders(Backend(results=[tmp_path, tmp_path / "none"])) == []
+    assert trade_off.folders(Backend(results=[tmp_path / "none"])) == []
 
 
 def test_checks_before_loading_are_those_after_it_and_need_no_weights(tmp_path, backend):

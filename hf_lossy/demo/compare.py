@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ..couplings.base import couplings as registered_couplings
 from ..errors import LossyError
 from ..laws import law_class, listed
 from . import render
@@ -57,6 +58,11 @@ class View:
 def laws() -> list[str]:
     """What a column can be set to: every registered law, and the target alone."""
     return [TARGET, *listed()]
+
+
+def couplings() -> list[str]:
+    """The registered couplings, the default one first."""
+    return sorted(registered_couplings(), key=lambda name: name != "block")
 
 
 def run(backend: Backend, session: Session, request: Request, colour: str, decode: Decode) -> Iterator[View]:

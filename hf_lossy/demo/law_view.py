@@ -16,7 +16,7 @@ from ..laws import Law
 from ..numerics import tv
 from .models import Backend
 from .pieces import Pieces
-from .records import distributions
+from .records import distributions, row
 from .session import Session
 
 REGIONS = {
@@ -116,16 +116,14 @@ def at_position(backend: Backend, session: Session, column: int, position: int) 
         arguments = run.request.arguments(pair, output.verifying)
         prompt = torch.tensor([run.prompt], device=pair.target.device)
         with backend.turns:
-            p, q = distributions(pair, arguments, prompt, output.tokens, output.rounds)
+            p, q = row(distributions(pair, arguments, prompt, output.tokens, output.rounds), position)
         if q is None:
             raise LossyError(
                 f"{output.way.draft} has no probabilities q: choose a column whose draft is a model or a head"
             )
-        session.row = column, position, p[position].cpu(), q[position].cpu()
+        session.row = column, position, p.cpu(), q.cpu()
     _, _, p, q = session.row
-    before = [*run.prompt, *output.tokens[:position]]
-    texts = _Texts(Pieces(pair.tokenizer, before))
-    return p, q, texts
+    return p, q, _Texts(Pieces(pair.tokenizer, [*run.prompt, *output.tokens[:position]]))
 
 
 class _Texts(Sequence[str]):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..eagle3 import Eagle3Head
 from ..embedded import clock_sums
-from ..errors import LossyError
+from ..errors import LossyError, unknown
 from ..fit import Check, checks, head_checks
 from ..loading import (
     CHAT_PROMPTS,
@@ -151,6 +151,8 @@ class Backend:
             if key in FAMILIES:
                 self._families[key] = self._family(FAMILIES[key])
                 return self._families[key]
+            if key.count("\n") != 2:
+                raise unknown("models", key, [*FAMILIES, *self._families])
             if key not in self._named:
                 self._named[key] = self._load(*_split(key))
             self._named.move_to_end(key)

@@ -195,7 +195,7 @@ def _column(i: int, models: Models) -> _Column:
             chosen = gr.Dropdown(compare.laws(), value=name, label=f"Law of column {i + 1}", elem_id=f"law-{i + 1}")
             slider = _strength(name, strength, elem_id=f"strength-{i + 1}")
             with gr.Accordion("Coupling and draft", open=False):
-                coupling = gr.Dropdown(["block", "token", "reference"], value="block", label="Coupling")
+                coupling = gr.Dropdown(compare.couplings(), value="block", label="Coupling")
                 drafts = list(models.pairs)
                 draft = gr.Dropdown(drafts, value=drafts[0], label="Draft", elem_id=f"draft-{i + 1}")
         text = gr.HTML("", elem_id=f"column-{i + 1}")

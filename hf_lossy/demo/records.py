@@ -6,8 +6,8 @@ one forward of each over the whole text gives the same rows again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..accounting import Accounting, account
+from ..accounting import account
 from ..drafting import Eagle3ChainDraft, TwoModelDraft
 from ..generation import Options
 from ..generation.api import prepare
@@ -47,25 +47,36 @@ class Records:
     max_log_ratio: list[float]
 
 
-def records(
-    p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"] | None, law: Law, tokens: Int[Tensor, "n"]
-) -> Records:
-    """The records of n tokens that a law drew from p and q."""
-    pi = law.induced(p, p if q is None else q)
-    figures: Accounting = account(p, q, pi)
-    of_p, of_pi = at(p, tokens), at(pi, tokens)
-    of_q = torch.full_like(of_p, torch.nan) if q is None else at(q, tokens)
-    values = (
-        of_p,
-        of_q,
-        of_pi,
-        (of_pi / of_q).clamp_max(1),
-        of_pi.log() - of_p.log(),
-        figures.tv,
-        figures.kl,
-        figures.max_log_ratio,
-    )
-    return Records(*(value.tolist() for value in values))
+Rows = tuple[Float[Tensor, "n vocab"], Float[Tensor, "n vocab"] | None]
+"""p and q at some tokens that follow one another; no q where the draft has none."""
+CHUNK = 32
+"""Rows that are held at once: a vocabulary can be 150,000 wide."""
+
+
+def records(rows: Iterable[Rows], law: Law, tokens: Sequence[int]) -> Records:
+    """The records of the tokens that a law drew from these rows."""
+    found, done = Records(*([] for _ in fields(Records))), 0
+    for p, q in rows:
+        chosen = torch.tensor(tokens[done : done + len(p)], device=p.device)
+        done += len(p)
+        pi = law.induced(p, p if q is None else q)
+        figures = account(p, q, pi)
+        of_p, of_pi = at(p, chosen), at(pi, chosen)
+        of_q = torch.full_like(of_p, torch.nan) if q is None else at(q, chosen)
+        acceptance, overshoot = (of_pi / of_q).clamp_max(1), of_pi.log() - of_p.log()
+        values = (of_p, of_q, of_pi, acceptance, overshoot, figures.tv, figures.kl, figures.max_log_ratio)
+        for spec, value in zip(fields(Records), values, strict=True):
+            getattr(found, spec.name).extend(value.tolist())
+    return found
+
+
+def row(rows: Iterable[Rows], position: int) -> tuple[Float[Tensor, "vocab"], Float[Tensor, "vocab"] | None]:
+    """p and q at one token."""
+    for p, q in rows:
+        if position < len(p):
+            return p[position], None if q is None else q[position]
+        position -= len(p)
+    raise IndexError(f"there is no token {position} after the last")
 
 
 @torch.no_grad()
@@ -75,8 +86,8 @@ def distributions(
     prompt: Int[Tensor, "1 prompt"],
     emitted: Sequence[int],
     rounds: Sequence[int],
-) -> tuple[Float[Tensor, "n vocab"], Float[Tensor, "n vocab"] | None]:
-    """p and q at every emitted token, in float64.
+) -> Iterator[Rows]:
+    """p and q at every emitted token, :data:`CHUNK` tokens at a time, in float64.
 
     Args:
         pair: target and draft.
@@ -86,22 +97,22 @@ def distributions(
         rounds: how many of them each round emitted; an EAGLE-3 head's q depends on where in a round a token stands.
     """
     run = _opened(pair, {**arguments, **_CHAIN} if pair.head is not None else arguments, prompt, len(emitted))
-    n, start = len(emitted), prompt.shape[1]
+    n, start, draft = len(emitted), prompt.shape[1], run.draft
     tokens = torch.cat([prompt, torch.tensor([emitted], device=prompt.device)], 1)
-    logits = run.target(tokens[:, :-1], logits=n).logits[:, -n:]
-    p = run.scorer.scores(logits.double(), tokens, start).softmax(-1)[0]
-    if isinstance(run.draft, TwoModelDraft):
-        own = run.draft.model(tokens[:, :-1], logits=n).logits[:, -n:].double()
-        scores = run.draft.scorer.scores(own.to(tokens.device), tokens, start)
-        return p, run.law.shape_draft(scores.softmax(-1)[0])
-    if not isinstance(run.draft, Eagle3ChainDraft):
-        return p, None
-    rows: list[Tensor] = []
-    for emitted_in_round in rounds:
-        for node in range(emitted_in_round):
-            q = run.draft.next_probs(tokens, start + len(rows), node)
-            rows.append(torch.full_like(p[:1], torch.nan) if q is None else q.double())
-    return p, torch.cat(rows)
+    of_target = run.target(tokens[:, :-1], logits=n).logits[:, -n:]
+    of_draft = draft.model(tokens[:, :-1], logits=n).logits[:, -n:] if isinstance(draft, TwoModelDraft) else None
+    nodes = [node for count in rounds for node in range(count)]
+    for i in range(0, n, CHUNK):
+        p = run.scorer.scores(of_target[:, i : i + CHUNK].double(), tokens, start + i).softmax(-1)[0]
+        q = None
+        if isinstance(draft, TwoModelDraft) and of_draft is not None:
+            logits = of_draft[:, i : i + CHUNK].double().to(tokens.device)
+            q = run.law.shape_draft(draft.scorer.scores(logits, tokens, start + i).softmax(-1)[0])
+        elif isinstance(draft, Eagle3ChainDraft):
+            found = [draft.next_probs(tokens, start + j, nodes[j]) for j in range(i, i + len(p))]
+            # a head that has seen a single token says nothing yet, and what is drawn there comes from p
+            q = torch.cat([p[j : j + 1] if x is None else x.double() for j, x in enumerate(found)])
+        yield p, q
 
 
 _CHAIN = {"draft_mode": "chain", "tree_size": None, "tree_depth": None, "tree_top_k": None, "num_assistant_tokens": 1}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from ..embedded import clock_sums
 from ..fit import Check
 from .law_view import REGIONS, LawView
 from .runs import TARGET, Output, Run
@@ -116,8 +117,6 @@ def _tip(output: Output, i: int, split: bool) -> str:
 
 
 def _verdict(output: Output, operands: Sequence[int]) -> str:
-    from ..embedded import clock_sums
-
     answer = sum(operands) % clock_sums.MODULUS
     if output.right:
         return f'<div class="hl-verdict hl-right">✓ right: {answer}</div>'

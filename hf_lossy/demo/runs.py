@@ -273,38 +273,39 @@ def _wait(threads: Sequence[threading.Thread], seconds: float) -> None:
 
 
 def _decode(run: Run, output: Output, models: Models, turns: Turns, stopped: Callable[[], bool]) -> None:
-    """One column, from its thread."""
-    torch.set_num_threads(models.threads)  # of this thread
-    pair, request = models.pairs[output.way.draft], run.request
-    arguments, stats = request.arguments(pair, output.way), VerificationStats()
-    with turns:
-        output.state = "running"
-        watch = StopWatch()
-        writer = _Writer(output, Pieces(pair.tokenizer, run.prompt), turns, watch, pair.target.device)
-        watching: dict[str, Any] = {
-            "streamer": writer,
-            "stopping_criteria": StoppingCriteriaList([_Stop(stopped)]),
-        }
-        inputs = pair.inputs(request.text(pair))
-        try:
-            if output.way.law == TARGET:
-                torch.manual_seed(request.seed)
-            else:
-                watching["generator"] = torch.Generator(pair.target.device).manual_seed(request.seed)
-                watching["verification_stats"] = stats
-            watch.start()
-            if output.way.law == TARGET:
-                pair.target.generate(**inputs, **arguments, **watching)
-            else:
-                generate(pair.target, **inputs, **arguments, **watching)
-            watch.stop()
-            _account(run, output, pair, stats)
-            output.state = "stopped" if stopped() and len(output.tokens) < output.limit else "done"
-        except LossyError as error:
-            output.error, output.state = str(error), "failed"
-        except Exception as error:  # the page shows it; the log has where it came from
-            log.exception("%s failed", output.way)
-            output.error, output.state = f"{type(error).__name__}: {error}", "failed"
+    """One column, from beginning to end; what goes wrong is its own business."""
+    try:
+        torch.set_num_threads(models.threads)  # of this thread
+        with turns:
+            output.state = "running"
+            stats = _generate(run, output, models, turns, stopped)
+            _account(run, output, models.pairs[output.way.draft], stats)
+        output.state = "stopped" if stopped() and len(output.tokens) < output.limit else "done"
+    except LossyError as error:
+        output.error, output.state = str(error), "failed"
+    except Exception as error:  # the page shows it; the log has where it came from
+        log.exception("%s failed", output.way)
+        output.error, output.state = f"{type(error).__name__}: {error}", "failed"
+
+
+def _generate(run: Run, output: Output, models: Models, turns: Turns, stopped: Callable[[], bool]) -> VerificationStats:
+    """The call of ``generate``, watched."""
+    pair, request, stats = models.pairs[output.way.draft], run.request, VerificationStats()
+    inputs, arguments = pair.inputs(request.text(pair)), request.arguments(pair, output.way)
+    watch = StopWatch()
+    watching: dict[str, Any] = {
+        "streamer": _Writer(output, Pieces(pair.tokenizer, run.prompt), turns, watch, pair.target.device),
+        "stopping_criteria": StoppingCriteriaList([_Stop(stopped)]),
+    }
+    if output.way.law == TARGET:
+        torch.manual_seed(request.seed)
+        watch.start()
+        pair.target.generate(**inputs, **arguments, **watching)
+    else:
+        generator = torch.Generator(pair.target.device).manual_seed(request.seed)
+        watch.start()
+        generate(pair.target, **inputs, **arguments, **watching, generator=generator, verification_stats=stats)
+    return stats
 
 
 def _account(run: Run, output: Output, pair: Pair, stats: VerificationStats) -> None:
@@ -319,8 +320,10 @@ def _account(run: Run, output: Output, pair: Pair, stats: VerificationStats) -> 
         output.block_efficiency = stats.block_efficiency
     if count:
         prompt = torch.tensor([run.prompt], device=pair.target.device)
-        p, q = distributions(pair, run.request.arguments(pair, output.verifying), prompt, output.tokens, output.rounds)
-        output.records = records(p, q, chosen, torch.tensor(output.tokens, device=p.device))
+        arguments = run.request.arguments(pair, output.verifying)
+        output.records = records(
+            distributions(pair, arguments, prompt, output.tokens, output.rounds), chosen, output.tokens
+        )
     if run.operands is not None:
         working = pair.tokenizer.decode(output.tokens)
         mistake = clock_sums.first_mistake(run.operands, working)

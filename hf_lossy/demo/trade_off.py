@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ def curves(backend: Backend, folder: str) -> tuple[list[Any], str]:
         raise LossyError("no folder: give one that hf-lossy evaluate wrote")
     if not backend.local and folder not in {path for _, path in folders(backend)}:
         raise LossyError(f"{folder} is a path on this machine, which is not open here: choose from the list")
-    found = read(Path(folder).expanduser())
-    title = f"{found['pair']}, {found['settings']['task']}"
-    plots = [figure(found["rows"], name) for name in SHOWN]
+    try:
+        found = read(Path(folder).expanduser())
+        rows, title = found["rows"], f"{found['pair']}, {found['settings']['task']}"
+        plots, table = [figure(rows, name) for name in SHOWN], markdown(rows)
+    except (KeyError, TypeError, JSONDecodeError) as error:
+        raise LossyError(f"{folder}/summary.json is none of hf-lossy evaluate's ({error!r}): choose another") from error
     for plot in filter(None, plots):  # below the plot, which leaves it the width of a telephone
         legend = {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0}
         plot.update_layout(height=500, margin={"l": 10, "r": 10, "t": 45, "b": 10}, legend=legend)
-    return plots, f"**{title}**\n\n{markdown(found['rows'])}"
+    return plots, f"**{title}**\n\n{table}"
