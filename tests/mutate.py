@@ -21,6 +21,7 @@ LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
 EAGLE = ("tests/test_eagle3_drafting.py",)
 ANALYSIS = ("tests/test_analysis.py",)
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
+DEMO = ("tests/test_demo.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
 HUB = ("tests/test_hub.py",)
 NEXT_ROW = tuple(
@@ -477,6 +478,39 @@ BUGS = [
     Bug("push: a dry run uploads", "cli/push.py", "if upload:", "if True:", HUB),
     Bug("push: the size is not looked at", "hub.py", "> largest * 1e6", "> 1e12", HUB),
     Bug("push: public though --private", "hub.py", "private=private or None", "private=None", HUB),
+    Bug("demo: target-alone columns share their coins", "demo/runs.py", "self._set_coins(coins)", "pass", DEMO),
+    Bug(
+        "demo: a head's q as if each token began a round",
+        "demo/records.py",
+        "start + j, nodes[j])",
+        "start + j, 0)",
+        DEMO,
+    ),
+    Bug(
+        "demo: q without the processors",
+        "demo/records.py",
+        "draft.scorer.scores(logits, tokens, start + i)",
+        "logits",
+        DEMO,
+    ),
+    Bug(
+        "demo: a stop that nobody asks for again",
+        "demo/compare.py",
+        "session.stopping, number = False, session.started",
+        "number = session.started",
+        DEMO,
+    ),
+    Bug(
+        "demo: a newer run does not end an older one",
+        "demo/compare.py",
+        "if session.started != number:",
+        "if False:",
+        DEMO,
+    ),
+    Bug("demo: tips are not escaped", "demo/render.py", "shown = escape(piece)", "shown = piece", DEMO),
+    Bug("demo: any path of the machine", "demo/models.py", "if not self.local:", "if False:", DEMO),
+    Bug("demo: overshoot where π is p or q", "demo/law_view.py", "pi > max(p, q) + SETTLED", "pi >= max(p, q)", DEMO),
+    Bug("demo: a turn is never passed on", "demo/turns.py", "        if self._waiting:", "        if False:", DEMO),
 ]
 
 

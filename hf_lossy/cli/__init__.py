@@ -11,6 +11,7 @@ from .analyse import analyse
 from .bench import bench
 from .card import card
 from .compare import compare
+from .demo import demo
 from .evaluate import evaluate, report
 from .inspect import inspect
 from .laws import laws
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C."""
-for command in (compare, inspect, laws, bench, evaluate, report, analyse, card, push):
+for command in (compare, inspect, laws, bench, evaluate, report, analyse, card, push, demo):
     app.command()(command)
 # nothing of it is ours to read, --help neither
 FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}

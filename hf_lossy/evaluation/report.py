@@ -120,12 +120,15 @@ PLOTS = {
 
 
 def curves(rows: Sequence[dict[str, Any]], x: str, y: str) -> dict[str, list[dict[str, Any]]]:
-    """Points with their intervals by law and options, each curve in the order of the rows (of strength)."""
+    """Points with their intervals by law and options, each curve in the order of the rows (of strength). What all curves
+    have in common is not in their names."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["law"] is None or row.get(x) is None or row.get(y) is None:
-            continue
-        options = [f"{k}={v}" for k, v in row.items() if k in ("draft_probs", "draft_mode", "coupling")]
+    drawn = [row for row in rows if row["law"] is not None and row.get(x) is not None and row.get(y) is not None]
+    for row in drawn:
+        own = [
+            k for k in ("draft_probs", "draft_mode", "coupling") if any(row.get(k) != other.get(k) for other in drawn)
+        ]
+        options = [f"{k}={row[k]}" for k in own if k in row]
         extra = [str(v) for k, v in row["law"].items() if isinstance(v, str) and k != "method"]
         point: dict[str, Any] = {"name": row["name"]}
         for axis, name in (("x", x), ("y", y)):
@@ -139,10 +142,34 @@ def curves(rows: Sequence[dict[str, Any]], x: str, y: str) -> dict[str, list[dic
     return found
 
 
+def figure(rows: Sequence[dict[str, Any]], name: str, title: str | None = None) -> Any:
+    """One of :data:`PLOTS` as an interactive plotly figure, None where the rows have nothing to plot."""
+    import plotly.graph_objects as go
+
+    x, y, x_label, y_label = PLOTS[name]
+    found = curves(rows, x, y)
+    if not found:
+        return None
+    page = go.Figure()
+    for label, points in found.items():
+        bars = {
+            f"error_{axis}": {"type": "data", "symmetric": False, "arrayminus": low, "array": high}
+            for axis, (low, high) in _errors(points).items()
+        }
+        xs, ys, names = ([p[key] for p in points] for key in ("x", "y", "name"))
+        page.add_scatter(x=xs, y=ys, name=label, mode="lines+markers", text=names, **bars)
+    page.update_layout(title=title, xaxis_title=x_label, yaxis_title=y_label)
+    return page
+
+
+def _errors(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, ...]]]:
+    """The lengths of the error bars below and above a curve's points, by axis."""
+    return {axis: list(zip(*(p.get(f"{axis}_error", (0, 0)) for p in points), strict=True)) for axis in "xy"}
+
+
 def plot(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]:
     """Write every plot of :data:`PLOTS` as PNG (matplotlib) and HTML (plotly)."""
     import matplotlib
-    import plotly.graph_objects as go
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -150,27 +177,19 @@ def plot(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (x, y, x_label, y_label) in PLOTS.items():
-        found = curves(rows, x, y)
-        if not found:
+        page = figure(rows, name, title)
+        if page is None:
             continue
-        figure, axes = plt.subplots(figsize=(8, 5.5))
-        page = go.Figure()
-        for label, points in found.items():
-            xs, ys = [p["x"] for p in points], [p["y"] for p in points]
-            errors = {axis: list(zip(*(p.get(f"{axis}_error", (0, 0)) for p in points), strict=True)) for axis in "xy"}
+        drawn, axes = plt.subplots(figsize=(8, 5.5))
+        for label, points in curves(rows, x, y).items():
+            errors, (xs, ys) = _errors(points), ([p[axis] for p in points] for axis in "xy")
             axes.errorbar(xs, ys, xerr=errors["x"], yerr=errors["y"], marker="o", capsize=2, linewidth=1, label=label)
-            bars = {
-                f"error_{axis}": {"type": "data", "symmetric": False, "arrayminus": low, "array": high}
-                for axis, (low, high) in errors.items()
-            }
-            page.add_scatter(x=xs, y=ys, name=label, mode="lines+markers", text=[p["name"] for p in points], **bars)
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.legend(fontsize="small")
         axes.grid(alpha=0.3)
-        figure.tight_layout()
-        figure.savefig(folder / f"{name}.png", dpi=120)
-        plt.close(figure)
-        page.update_layout(title=title, xaxis_title=x_label, yaxis_title=y_label)
+        drawn.tight_layout()
+        drawn.savefig(folder / f"{name}.png", dpi=120)
+        plt.close(drawn)
         page.write_html(folder / f"{name}.html", include_plotlyjs="cdn")
         written += [folder / f"{name}.png", folder / f"{name}.html"]
     return written
