@@ -29,8 +29,8 @@ FAMILIES = {
     "baseline": "Baselines: the target on such a set, verified losslessly",
 }
 STYLES = {
-    "light": {"text": "#333333", "grid": "#d0d0d0", "p": "#9e9e9e", "q": "#1e88e5"},
-    "dark": {"text": "#d6d8e0", "grid": "#4a4d5a", "p": "#8d909c", "q": "#64b5f6"},
+    "light": {"text": "#333333", "grid": "#d0d0d0", "p": "#9e9e9e", "q": "#1e88e5", "map": "plasma"},
+    "dark": {"text": "#d6d8e0", "grid": "#4a4d5a", "p": "#8d909c", "q": "#64b5f6", "map": "spring"},
 }
 """A plot for each colour scheme of the site."""
 PAIRS, VOCABULARY = 2000, 20
@@ -235,9 +235,9 @@ def _styled(style: dict[str, str]) -> dict[str, object]:
     }
 
 
-def colours(count: int) -> list[object]:
+def colours(count: int, style: dict[str, str]) -> list[object]:
     """Of strengths, from the first to the last."""
-    return [plt.get_cmap("plasma")(0.25 + 0.55 * i / max(1, count - 1)) for i in range(count)]
+    return [plt.get_cmap(style["map"])(0.25 + 0.55 * i / max(1, count - 1)) for i in range(count)]
 
 
 def position(name: str, style: dict[str, str]) -> str:
@@ -248,7 +248,7 @@ def position(name: str, style: dict[str, str]) -> str:
         place = np.arange(len(P))
         axes.bar(place - 0.2, P.numpy(), 0.38, color=style["p"], alpha=0.65, label="p, target")
         axes.bar(place + 0.2, Q.numpy(), 0.38, color=style["q"], alpha=0.45, label="q, draft")
-        for law, colour, marker in zip(shown, colours(len(shown)), "osD", strict=False):
+        for law, colour, marker in zip(shown, colours(len(shown), style), "osD", strict=False):
             axes.plot(place, law.induced(P, Q).numpy(), marker, ms=4.5, color=colour, label=f"π, {law}")
         axes.set(xlabel="token, by p", ylabel="probability", xticks=place, xticklabels=place.tolist())
         axes.legend()
@@ -262,7 +262,7 @@ def overshoot(name: str, style: dict[str, str]) -> str:
     ratio = (q / p).numpy()
     with plt.rc_context(_styled(style)):
         figure, axes = plt.subplots(figsize=(4.8, 3.4), layout="constrained")
-        for law, colour in zip(shown, colours(len(shown)), strict=True):
+        for law, colour in zip(shown, colours(len(shown), style), strict=True):
             over = (law.induced(p, q) / p).numpy()
             kept = over > 0
             axes.plot(ratio[kept], over[kept], ".", ms=3, color=colour, label=f"{law}")
@@ -273,7 +273,7 @@ def overshoot(name: str, style: dict[str, str]) -> str:
         axes.plot(ends, ends, color=style["text"], lw=0.7, ls=":", label="π = q")
         axes.axhline(1, color=style["text"], lw=0.7, label="π = p")
         axes.set(xscale="log", yscale="log", xlabel="q/p", ylabel="π/p", ylim=(FLOOR * 0.7, 3 * ratio.max()))
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right", markerscale=2)
         return _svg(figure)
 
 
