@@ -16,8 +16,8 @@ import torch
 import typer
 
 from hf_lossy import bench
+from hf_lossy.bench import batches, throughput, trees
 from hf_lossy.bench import coupling as coupling_bench
-from hf_lossy.bench import throughput, trees
 from hf_lossy.bench.cases import LAWS, cases
 from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
 from hf_lossy.bench.rounds import record
@@ -25,7 +25,7 @@ from hf_lossy.cli.bench import bench as command
 from hf_lossy.errors import LossyError
 from hf_lossy.generation import VerificationStats
 from hf_lossy.generation.statistics import Round, RowStats
-from hf_lossy.loading import Pair
+from hf_lossy.loading import Pair, load_pair
 
 from . import models, oracle
 from .pairs import random_pairs
@@ -156,7 +156,7 @@ def test_prompt_lookup_has_no_couplings_to_compare():
     assert "left_out" in bench.measure_efficiency(pair, 1, 1, 4)
     names = [m.name for m in throughput.methods(pair, 4)]
     assert not any("cos" in name for name in names)
-    assert len(names) == 6
+    assert len(names) == 8
 
 
 # --- EAGLE-3 heads ------------------------------------------------------------------------------------------------------
@@ -333,6 +333,30 @@ def test_outside_forwards_leaves_the_first_round_out():
 
 
 # --- one coupling -------------------------------------------------------------------------------------------------------
+
+
+def test_batches_beside_single_texts():
+    pair = load_pair("arithmetic")
+    found = batches.measure_batches(pair, prompts=5, repeats=2, max_new_tokens=24)
+    assert found["settings"]["prompts"] == 8  # whole batches
+    assert found["same_greedy_text"] == 8
+    for mode in ("greedy", "sampled"):
+        assert [one["batch_size"] for one in found["modes"][mode]] == [1, 8]
+        one, eight = (case["tokens_per_second"]["median"] for case in found["modes"][mode])
+        assert found["modes"][mode][0]["ratio"]["median"] == 1
+        assert 0.3 * eight / one < found["modes"][mode][1]["ratio"]["median"] < 3 * eight / one
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic-eagle3"])
+def test_a_length_that_follows_beside_fixed_ones(name):
+    found = batches.measure_schedule(load_pair(name), prompts=2, repeats=1, max_new_tokens=16)
+    assert found["same_text"] == 2
+    assert {"expected", "γ = 1", "γ = 20"} <= found["methods"].keys()
+    assert found["best"] in found["methods"]
+    assert all(one["of"] == "expected" for one in found["ratios"])
+    assert 0 < found["mean_length"] <= 20
+    json.dumps(found)
 
 
 def test_one_coupling_is_the_loops_own():

@@ -3,11 +3,13 @@
 ``throughput``: tokens/s against transformers' own assisted generation and plain decoding, and the share of a round that
 is spent outside the models. ``coupling``: the time of one coupling in units of two softmaxes. ``efficiency``: tokens a
 round of the block, token and reference couplings at equal law. ``trees``: what an EAGLE-3 head is worth: acceptance and
-speed of chains and trees, and the laws on a tree. ``report``: which of them on which pair, and the files.
+speed of chains and trees, and the laws on a tree. ``batches``: batches against one at a time, and the schedule ``expected``
+against fixed draft lengths. ``report``: which of them on which pair, and the files.
 """
 
 from __future__ import annotations
 
+from .batches import measure_batches, measure_schedule
 from .coupling import measure_coupling
 from .efficiency import expected_tokens, measure_efficiency
 from .outside import outside_forwards
@@ -21,9 +23,11 @@ __all__ = [
     "Settings",
     "defaults",
     "expected_tokens",
+    "measure_batches",
     "measure_coupling",
     "measure_efficiency",
     "measure_pair",
+    "measure_schedule",
     "measure_throughput",
     "measure_trees",
     "outside_forwards",

@@ -89,6 +89,12 @@ def two_softmaxes(case: Case) -> None:
     case.draft_scores.softmax(-1)
 
 
+def copied(case: Case) -> None:
+    """What moving the bytes of p and q costs."""
+    case.p.clone()
+    case.q.clone()
+
+
 @torch.no_grad()
 def measure_coupling(
     repeats: int = 40,
@@ -101,23 +107,23 @@ def measure_coupling(
     """Time one coupling of every law and kind on the same rounds, in rotating order, the unit among them.
 
     Returns:
-        ``settings``; ``two_softmaxes``: seconds; ``couplings``: for each law and coupling the ratio to the unit (median and
-        quartiles over the repeats), seconds, mean accepted tokens, and the memory that one call needs at its peak, in units
-        of p and q together.
+        ``settings``; ``two_softmaxes``: seconds; ``copy``: seconds of a copy of p and q on the device; ``couplings``: for
+        each law and coupling the ratio to the unit (median and quartiles over the repeats), seconds, mean accepted tokens,
+        and the memory that one call needs at its peak, in units of p and q together.
     """
     where = torch.device(device)
     rounds = [peaked(vocabulary, gamma, seed + i, where) for i in range(ROUNDS)]
     found = list(cases())
     generator = torch.Generator().manual_seed(seed)
-    seconds: list[list[float]] = [[] for _ in range(len(found) + 1)]
+    seconds: list[list[float]] = [[] for _ in range(len(found) + 2)]
     accepted: list[list[int]] = [[] for _ in found]
 
     for repeat in track(range(-1, repeats), f"one coupling at V = {vocabulary:,}"):
         case = rounds[repeat % ROUNDS]
         calls = [round_of(law, kind, case, generator) for law, kind in found]
-        for i in rotated(range(len(found) + 1), repeat):
-            if i == len(found):
-                _, took = timed(partial(two_softmaxes, case), where)
+        for i in rotated(range(len(found) + 2), repeat):
+            if i >= len(found):
+                _, took = timed(partial((copied, two_softmaxes)[i - len(found)], case), where)
             else:
                 kept, took = timed(calls[i], where)
             if repeat >= 0:  # the first is a warm-up
@@ -147,6 +153,7 @@ def measure_coupling(
             "seed": seed,
         },
         "two_softmaxes": spread(seconds[-1]),
+        "copy": spread(seconds[-2]),
         "bytes_of_p_and_q": size,
         "couplings": couplings,
     }

@@ -10,12 +10,13 @@ from typing import Any
 
 from ..loading import Pair
 from ..provenance import provenance, write_json
+from .batches import measure_batches, measure_schedule
 from .efficiency import measure_efficiency
 from .estimates import Track, untracked
 from .throughput import measure_throughput
 from .trees import measure_trees
 
-PARTS = ("throughput", "coupling", "efficiency", "trees")
+PARTS = ("throughput", "coupling", "efficiency", "trees", "batches", "schedule")
 """What can be measured; ``coupling`` needs no pair, ``trees`` one with an EAGLE-3 head."""
 RESULTS = Path("docs/results/bench")
 
@@ -71,9 +72,13 @@ def measure_pair(
     if "efficiency" in parts:
         figures = measure_efficiency(pair, settings.rounds, settings.sequences, settings.max_new_tokens, track=track)
         done("efficiency", figures)
+    amount = (settings.prompts, settings.repeats, settings.max_new_tokens)
+    if "batches" in parts:
+        done("batches", measure_batches(pair, *amount, track=track))
+    if "schedule" in parts:
+        done("schedule", measure_schedule(pair, *amount, track=track))
     if "trees" in parts:
-        amount = (settings.prompts, settings.repeats, settings.max_new_tokens, settings.sequences)
-        for figures in measure_trees(pair, *amount, track=track):
+        for figures in measure_trees(pair, *amount, settings.sequences, track=track):
             done("trees", figures)
 
 

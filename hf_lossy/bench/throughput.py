@@ -24,6 +24,8 @@ from .timing import timed
 
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+COLD = {**SAMPLED, "temperature": 1e-4}
+"""Sampled code on both sides, and the greedy text: what the coins let a round keep can't blur the time of a round."""
 DRAFT_WEIGHT = 0.4
 COS = f"cos {DRAFT_WEIGHT:g}"
 COMPARISONS = (
@@ -33,6 +35,7 @@ COMPARISONS = (
     ("ours, sampled", "transformers, sampled"),
     ("ours, sampled", "plain, sampled"),
     ("transformers, sampled", "plain, sampled"),
+    ("ours, sampled at T = 1e-4", "transformers, sampled at T = 1e-4"),
     (f"ours, {COS}, bonus=target", f"transformers, {COS}"),
     (f"ours, {COS}, bonus=induced", f"transformers, {COS}"),
     (f"ours, {COS}, bonus=target", "plain, sampled"),
@@ -123,6 +126,9 @@ def methods(pair: Pair, max_new_tokens: int) -> list[Method]:
             Method(f"transformers, {name}", False, {**theirs, **sampling}),
             Method(f"ours, {name}", True, {**ours, **sampling, **lossless}),
         ]
+    cold = {**COLD, **lossless}
+    found.append(Method("transformers, sampled at T = 1e-4", False, {**theirs, **COLD}))
+    found.append(Method("ours, sampled at T = 1e-4", True, {**ours, **cold}))
     if pair.draft is not None:
         weight = {"assistant_ensemble_weight": 1 - DRAFT_WEIGHT}  # transformers weights the target
         cos = {"verification": law("cos", draft_weight=DRAFT_WEIGHT)}

@@ -18,7 +18,7 @@ from ..bench.trees import READINGS, SECTIONS
 from ..errors import LossyError, unknown
 from ..loading import PAIRS
 from ..provenance import write_json
-from .common import DtypeOption, ThreadsOption, console, interval, number, open_pair, status, track
+from .common import DeviceOption, DtypeOption, ThreadsOption, console, interval, number, open_pair, status, track
 
 KINDS = ("token", "block", "reference")
 WRITTEN = ("arithmetic", "arithmetic-eagle3", "qwen-coder", "smollm2", "smollm2-eagle3")
@@ -53,10 +53,18 @@ def bench(
     ] = None,
     threads: ThreadsOption = None,
     dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="A few minutes on the first CUDA device: speed, batches, one coupling.")
+    ] = False,
     write: Annotated[bool, typer.Option("--write", help=f"Write to {RESULTS}/<pair>.json, part by part.")] = False,
     as_json: Annotated[str | None, typer.Option("--json", help="Write everything to this file; - prints it.")] = None,
 ) -> None:
     """Speed and tokens a round, side by side: against transformers' assisted generation and plain decoding."""
+    if gpu:
+        if not torch.cuda.is_available():
+            raise LossyError("--gpu needs a CUDA device, and torch sees none here: leave it out to measure on the CPU")
+        device, only = "cuda", only or ["throughput", "batches", "coupling"]
     parts = only or list(PARTS)
     for part in parts:
         if part not in PARTS:
@@ -77,7 +85,7 @@ def bench(
     failed: dict[str, str] = {}
     for name in names if set(parts) - {"coupling"} else []:
         try:
-            loaded = open_pair(name, None, None, dtype, "cpu", threads)
+            loaded = open_pair(name, None, None, dtype, device, threads)
         except LossyError as error:
             # a pair that was asked for by name has to be there
             (failed if pair else left_out)[name] = str(error)
@@ -90,7 +98,7 @@ def bench(
         gc.collect()
     if "coupling" in parts:
         torch.set_num_threads(threads or os.cpu_count() or 1)
-        figures = measure_coupling(repeats or 40, track=track)
+        figures = measure_coupling(repeats or 40, device=device, track=track)
         results.add("coupling", "coupling", figures)
     results.finish(left_out, failed)
     for name, reason in left_out.items():
@@ -173,7 +181,8 @@ def show_coupling(name: str, figures: dict[str, Any]) -> None:
     title = f"one coupling at V = {settings['vocabulary']:,}, γ = {settings['gamma']}, {_machine(figures)}"
     unit = 1e3 * figures["two_softmaxes"]["median"]
     caption = (
-        f"unit: two float32 softmaxes, {unit:.2f} ms; median of {settings['repeats']} repeats \\[quartiles]; memory: "
+        f"unit: two float32 softmaxes, {unit:.2f} ms (a copy of p and q takes {1e3 * figures['copy']['median']:.2f} ms); "
+        f"median of {settings['repeats']} repeats \\[quartiles]; memory: "
         "peak of the couplings, in units of p and q together"
     )
     table = _table(title, caption, "law", "token", "block", "reference", "memory")
@@ -281,11 +290,43 @@ def show_laws(name: str, figures: dict[str, Any]) -> None:
     console.print(table)
 
 
+def show_batches(name: str, figures: dict[str, Any]) -> None:
+    """Batches beside one at a time."""
+    settings = figures["settings"]
+    amount = f"{settings['prompts']} prompts × {settings['repeats']} repeats"
+    title = f"{name}: {amount}, {settings['dtype']}, {_machine(figures)}"
+    table = _table(title, "median of the repeats \\[quartiles]", "lossless", "batch", "tokens/s", "× batch 1")
+    for mode, found in figures["modes"].items():
+        for one in found:
+            rate = number(one["tokens_per_second"]["median"], 1)
+            table.add_row(mode, str(one["batch_size"]), rate, _spread(one["ratio"]))
+    console.print(table)
+    console.print(f"greedy text the same in every batch size: {figures['same_greedy_text']} of {settings['prompts']}")
+
+
+def show_schedule(name: str, figures: dict[str, Any]) -> None:
+    """The schedule "expected" beside fixed lengths."""
+    settings = figures["settings"]
+    title = (
+        f"{name}: {settings['prompts']} prompts × {settings['repeats']} repeats, greedy, {settings['dtype']}, "
+        f"{_machine(figures)}"
+    )
+    table = _table(title, "median of the repeats \\[quartiles]", "draft length", "tokens/s")
+    for method, rate in figures["methods"].items():
+        table.add_row(method, _spread(rate), style="bold" if method == figures["best"] else "")
+    console.print(table)
+    for found in figures["ratios"]:
+        console.print(f"{found['of']} / {found['to']}: {_spread(found)}")
+    console.print(f"expected drafted {figures['mean_length']:.1f} tokens a round")
+
+
 SHOWN = {
     "throughput": show_throughput,
     "coupling": show_coupling,
     "efficiency": show_efficiency,
     "trees": show_trees,
+    "batches": show_batches,
+    "schedule": show_schedule,
 }
 
 
