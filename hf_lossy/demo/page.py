@@ -305,7 +305,7 @@ class _Position:
     def connect(self, session: gr.State) -> None:
         """Connect the controls."""
         every = {"show_progress": "hidden", "trigger_mode": "always_last"}
-        moved = [self.strength.input, self.place.input, self.count.input, self.p.input, self.q.input]
+        moved = [self.strength.input, self.place.input, self.count.input, self.p.change, self.q.change]
         gr.on(moved, self.draw, [session, *self.inputs], self.view, **every)
 
         def other_source(session: Session, *values: Any) -> list[Any]:
