@@ -27,6 +27,10 @@ REGIONS = {
 }
 SETTLED = 1e-9
 """Differences below this are rounding."""
+NEGLIGIBLE = 1e-3
+"""A token that target, draft and law all give less than this has no bar to look at."""
+FEWEST = 3
+"""Tokens that are shown all the same."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,11 @@ def look(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"], law: Law, texts: 
     """π of a law at (p, q), the ``shown`` tokens with the most probability under any of the three first."""
     pi = law.induced(p, q)
     order = torch.stack([p, q, pi]).amax(0).argsort(descending=True, stable=True).tolist()
-    rows = [(texts[i], float(p[i]), float(q[i]), float(pi[i])) for i in order[:shown] if max(p[i], q[i], pi[i]) > 0]
+    rows = [
+        (texts[i], float(p[i]), float(q[i]), float(pi[i]))
+        for place, i in enumerate(order[:shown])
+        if place < FEWEST or max(p[i], q[i], pi[i]) >= NEGLIGIBLE
+    ]
     tokens = [Token(text, a, b, c, region(a, b, c)) for text, a, b, c in rows]
     return LawView(law, tokens, len(p) - len(tokens), float(tv(p, q)), account(p, q, pi))
 

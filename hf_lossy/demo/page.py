@@ -150,7 +150,9 @@ class _Comparison:
         texts = [c.text for c in self.columns]
         self.colour.input(recolour, [session, self.colour], [self.legend, *texts], show_progress="hidden")
         for column in self.columns:
-            column.law.input(_strength, column.law, column.strength, show_progress="hidden")
+            column.law.input(
+                lambda name: _strength(name, help=False), column.law, column.strength, show_progress="hidden"
+            )
 
     @property
     def adopting(self) -> list[Any]:
@@ -193,7 +195,7 @@ def _column(i: int, models: Models) -> _Column:
     with gr.Column(visible=i < 3, min_width=250, elem_classes="hl-panel") as block:
         with gr.Group():
             chosen = gr.Dropdown(compare.laws(), value=name, label=f"Law of column {i + 1}", elem_id=f"law-{i + 1}")
-            slider = _strength(name, strength, elem_id=f"strength-{i + 1}")
+            slider = _strength(name, strength, help=False, elem_id=f"strength-{i + 1}")
             with gr.Accordion("Coupling and draft", open=False):
                 coupling = gr.Dropdown(compare.couplings(), value="block", label="Coupling")
                 drafts = list(models.pairs)
@@ -204,8 +206,8 @@ def _column(i: int, models: Models) -> _Column:
     return _Column(block, chosen, slider, coupling, draft, text, code)
 
 
-def _strength(name: str, value: float | None = None, **kwargs: Any) -> Any:
-    """The slider of a law."""
+def _strength(name: str, value: float | None = None, help: bool = True, **kwargs: Any) -> Any:
+    """The slider of a law, with or without what it means."""
     s = Strength.of(name)
     return gr.Slider(
         s.low,
@@ -213,7 +215,7 @@ def _strength(name: str, value: float | None = None, **kwargs: Any) -> Any:
         value=s.value if value is None else value,
         step=s.step,
         label=s.name or "no strength",
-        info=s.help or "nothing to set",
+        info=s.help if help else None,
         interactive=s.name is not None,
         # kept in its place, so that columns stay level
         elem_classes=[] if s.name else ["hl-none"],
@@ -334,10 +336,9 @@ class _Position:
 def _heading(session: Session, column: int, place: int) -> str:
     assert session.run is not None
     output = session.run.outputs[column]
-    before = "".join(output.pieces[max(0, place - 12) : place])
-    return (
-        f"After “{'…' if place > 12 else ''}{before}”, where column {column + 1} wrote “{output.pieces[place].strip()}”"
-    )
+    before = "".join(output.pieces[max(0, place - 12) : place]).strip()
+    after = f"After “{'…' if place > 12 else ''}{before}”" if place else "At the beginning"
+    return f"{after}, where column {column + 1} wrote “{output.pieces[place].strip()}”"
 
 
 def _trade_off(backend: Backend, tab: gr.Tab) -> None:

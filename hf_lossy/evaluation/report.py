@@ -158,7 +158,9 @@ def figure(rows: Sequence[dict[str, Any]], name: str, title: str | None = None) 
         }
         xs, ys, names = ([p[key] for p in points] for key in ("x", "y", "name"))
         page.add_scatter(x=xs, y=ys, name=label, mode="lines+markers", text=names, **bars)
-    page.update_layout(title=title, xaxis_title=x_label, yaxis_title=y_label)
+    page.update_layout(xaxis_title=x_label, yaxis_title=y_label)
+    if title is not None:
+        page.update_layout(title=title)
     return page
 
 
