@@ -52,7 +52,7 @@ bench: $(VENV)/.installed-base ## run the benchmarks and write their results
 	$(BIN)/hf-lossy bench --write $(ARGS)
 
 diagnostic: $(VENV)/.installed-test ## every law beside its baseline on the embedded models, two processes
-	OMP_NUM_THREADS=1 $(BIN)/accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	OMP_NUM_THREADS=1 $(BIN)/accelerate launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		recipes/diagnostic.py $(ARGS)
 
 analysis: $(VENV)/.installed-eval ## run the analyses on the embedded models and write their results

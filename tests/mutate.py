@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 LAWS, COUPLINGS = ("tests/test_laws.py",), ("tests/test_couplings.py",)
 EAGLE = ("tests/test_eagle3_drafting.py",)
 ANALYSIS = ("tests/test_analysis.py",)
+BATCH, SCHEDULE = ("tests/test_batch.py", "tests/test_ragged.py"), ("tests/test_schedule.py",)
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
 DEMO = ("tests/test_demo.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
@@ -102,11 +103,13 @@ BUGS = [
         COUPLINGS,
     ),
     Bug(
-        "tree: off the path", "couplings/descend.py", "child.get((path[-1], token))", "child.get((0, token))", COUPLINGS
+        "tree: off the path",
+        "couplings/descend.py",
+        "get((paths[row][-1], drawn[row]))",
+        "get((0, drawn[row]))",
+        COUPLINGS,
     ),
-    Bug(
-        "tree: the walk ends at the root", "couplings/descend.py", "path.append(node)", "return path, token", COUPLINGS
-    ),
+    Bug("tree: the walk ends at the root", "couplings/descend.py", "paths[row].append(node)", "pass", COUPLINGS),
     Bug(
         "tree: a refused sibling keeps its mass", "couplings/descend.py", "left.scatter(-1, c, 0.0)", "left", COUPLINGS
     ),
@@ -119,18 +122,16 @@ BUGS = [
     ),
     Bug("tree: nodes see their siblings", "tree.py", "seen[node] |= seen[parent]", "seen[node, :node] = True", EAGLE),
     Bug("tree: nodes see no ancestors", "tree.py", "seen[node] |= seen[parent]", "seen[node, 0] = True", EAGLE),
-    Bug(
-        "tree: siblings at different positions", "cached_model.py", "seen.sum(1) - 1", "torch.arange(len(seen))", EAGLE
-    ),
-    Bug("tree: windows ignored", "tree_mask.py", 'kind == "sliding_attention" else', "False else", EAGLE),
+    Bug("tree: siblings at different positions", "cached_model.py", "seen.sum(2) - 1", "torch.arange(nodes)", EAGLE),
+    Bug("tree: windows ignored", "tree_mask.py", 'if kind == "sliding_attention"', "if False", EAGLE),
     Bug(
         "tree: branches left in the cache",
         "cached_model.py",
-        "if any(node != i for",
-        "if False and any(node != i for",
+        "any(node != i for path",
+        "False and any(node != i for path",
         EAGLE,
     ),
-    Bug("tree: taps not moved", "cached_model.py", "self._taps.move([self._root", "len([self._root", EAGLE),
+    Bug("tree: taps not moved", "cached_model.py", "self._taps.close_gaps(starts", "len((starts", EAGLE),
     Bug(
         "tree: taps of layer outputs",
         "tapping.py",
@@ -141,15 +142,15 @@ BUGS = [
     Bug(
         "head: features of the wrong row",
         "drafting/eagle3.py",
-        "tokens[:, start + 1 : end + 1]",
-        "tokens[:, start:end]",
+        "[start + 1 for start in tokens_from]",
+        "tokens_from",
         EAGLE,
     ),
     Bug(
         "head: drafted rows one position early",
         "drafting/eagle3.py",
-        "torch.full((tokens.shape[1],), depth, ",
-        "torch.full((tokens.shape[1],), depth - 1, ",
+        "[depth] if isinstance(depth, int)",
+        "[depth - 1] if isinstance(depth, int)",
         EAGLE,
     ),
     Bug(
@@ -190,22 +191,22 @@ BUGS = [
     Bug(
         "walk: p of the root everywhere",
         "generation/loop.py",
-        "logits[:, node : node + 1], length)",
-        "logits[:, :1], length)",
+        "window(logits, nodes, 1)",
+        "logits[:, :1]",
         EAGLE,
     ),
     Bug(
         "walk: prefix of the root everywhere",
         "generation/loop.py",
-        "run.tokens[:, length - 1] = tree.tokens[:, node - 1]",
+        "put(run.tokens, [length - 1 for length in lengths], torch.stack(ends)[:, None])",
         "pass",
         EAGLE,
     ),
     Bug(
         "walk: the bonus of a leaf is p",
         "generation/loop.py",
-        "if is_bonus and not run.induced_bonus:",
-        "if is_bonus:",
+        "if all(is_bonus) and not run.induced_bonus:",
+        "if all(is_bonus):",
         EAGLE,
     ),
     Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
@@ -286,8 +287,8 @@ BUGS = [
     Bug(
         "generate: bonus from p instead of the law",
         "generation/loop.py",
-        "if is_bonus and not run.induced_bonus:",
-        "if is_bonus:",
+        "if all(is_bonus) and not run.induced_bonus:",
+        "if all(is_bonus):",
         SAMPLING,
     ),
     Bug(
@@ -324,15 +325,15 @@ BUGS = [
     Bug(
         "generate: nothing is rolled back",
         "generation/loop.py",
-        "run.target.crop([length - 1 for length in run.lengths], paths)",
-        "run.target.crop(run.target.held, paths)",
+        "run.target.crop([length - 1 for length in run.lengths],",
+        "run.target.crop(run.target.held,",
         CACHES,
     ),
     Bug(
         "generate: the cache holds the last token",
         "generation/loop.py",
-        "run.target.crop([length - 1 for length in run.lengths], paths)",
-        "run.target.crop(run.lengths, paths)",
+        "run.target.crop([length - 1 for length in run.lengths],",
+        "run.target.crop(run.lengths,",
         CACHES,
     ),
     Bug(
@@ -353,15 +354,15 @@ BUGS = [
     Bug(
         "generate: recorded past the stop",
         "generation/loop.py",
-        "outcome.scores, path[:emitted])",
-        "outcome.scores, path)",
+        "scores, path[:emitted])",
+        "scores, path)",
         STOPPING,
     ),
     Bug(
         "generate: counted past the stop",
         "generation/loop.py",
-        "accepted = min(kept, emitted)",
-        "accepted = kept",
+        "accepted = min(kept[row], emitted)",
+        "accepted = kept[row]",
         STATISTICS,
     ),
     Bug(
@@ -393,6 +394,60 @@ BUGS = [
         "if False",
         ERRORS,
     ),
+    Bug("batch: gaps are attended to", "cached_model.py", "if self.mask is not None or ragged:", "if False:", BATCH),
+    Bug(
+        "batch: positions of the longest row",
+        "cached_model.py",
+        "places = columns(held, new, self.device)",
+        "places = columns([max(held)] * len(held), new, self.device)",
+        BATCH,
+    ),
+    Bug("batch: added columns stay behind the longest row", "compat.py", "move_up(states,", "len((states,", BATCH),
+    Bug(
+        "batch: finished rows stay", "generation/loop.py", "if going and len(going) < len(stopped):", "if False:", BATCH
+    ),
+    Bug(
+        "batch: every row has the first one's processors",
+        "scores.py",
+        "of_row(processors, row)",
+        "of_row(processors, 0)",
+        BATCH,
+    ),
+    Bug(
+        "batch: coins as far as the neighbours draft",
+        "generation/loop.py",
+        "max(count, run.draft.num_assistant_tokens) + 1",
+        "count + 1",
+        BATCH,
+    ),
+    Bug(
+        "batch: a head's padding is seen",
+        "drafting/eagle3.py",
+        "(row >= padding) & (row < stable)",
+        "row < stable",
+        BATCH,
+    ),
+    Bug(
+        "batch: a head's rows stay behind the longest", "eagle3/head.py", "move_up(states, starts, edge)", "pass", BATCH
+    ),
+    Bug(
+        "batch: children of another row's tree",
+        "drafting/eagle3.py",
+        "self._row_of.append({node_of[c]",
+        "self._row_of.insert(0, {node_of[c]",
+        BATCH,
+    ),
+    Bug(
+        "schedule: the bonus step is free",
+        "drafting/schedule.py",
+        "+ self.acceptance**gamma * self._bonus",
+        "",
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: refusals are not counted", "drafting/schedule.py", "min(kept + 1, drafted)", "max(kept, 1)", SCHEDULE
+    ),
+    Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(
         "analysis: gain and loss swapped",
         "analysis/truncation.py",
@@ -482,14 +537,14 @@ BUGS = [
     Bug(
         "demo: a head's q as if each token began a round",
         "demo/records.py",
-        "start + j, nodes[j])",
-        "start + j, 0)",
+        "[start + j], [nodes[j]])",
+        "[start + j], [0])",
         DEMO,
     ),
     Bug(
         "demo: q without the processors",
         "demo/records.py",
-        "draft.scorer.scores(logits, tokens, start + i)",
+        "draft.scorer.scores(logits, tokens, [start + i])",
         "logits",
         DEMO,
     ),

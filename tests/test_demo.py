@@ -177,8 +177,8 @@ def test_every_registered_law_is_on_the_page_with_its_range(backend):
 
 
 def test_a_new_law_shows_up_by_itself(backend, monkeypatch, tmp_path):
-    """The law of CONTRIBUTING, registered: a column, a slider, a view."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    """The law of the documentation, registered: a column, a slider, a view."""
+    (code,) = re.findall(r"^```python [^\n]*\n(.*?)^```", (ROOT / "docs/adding-a-law.md").read_text(), re.M | re.S)
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     file = tmp_path / "halfway.py"
     file.write_text(code.replace("from .base", "from hf_lossy.laws.base"))

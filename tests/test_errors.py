@@ -98,7 +98,10 @@ def refused(message_has, model=None, ids=PROMPT, error=LossyError, **kwargs):
         ({"draft_probs": "point_mass"}, ["draft_probs='point_mass'", "deterministic", "draft_temperature=0"]),
         ({"num_assistant_tokens": 0}, ["num_assistant_tokens", "at least 1", "got 0"]),
         ({"num_assistant_tokens": 2.5}, ["num_assistant_tokens", "at least 1", "got 2.5"]),
-        ({"num_assistant_tokens_schedule": "dynamic"}, ["num_assistant_tokens_schedule", "'constant', 'heuristic'"]),
+        (
+            {"num_assistant_tokens_schedule": "dynamic"},
+            ["num_assistant_tokens_schedule", "'constant', 'expected', 'heuristic'"],
+        ),
         ({"assistant_confidence_threshold": 1.1}, ["assistant_confidence_threshold", "[0, 1]", "1.1"]),
         ({"draft_temperature": -1.0}, ["draft_temperature", "at least 0", "-1.0"]),
         ({"verification_stats": {}}, ["verification_stats", "VerificationStats", "dict"]),

@@ -186,16 +186,17 @@ def test_two_processes_write_what_one_does(tmp_path):
         sys.executable,
         "-m",
         "accelerate.commands.launch",
-        "--cpu",
+        "--multi_gpu",  # without it accelerate starts one process on a CPU, whatever the number
         "--num_processes",
         "2",
         "--num_machines",
         "1",
     ]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "hf_lossy"]
-    for command in (single, [*launch, *ARGUMENTS, "--out", tmp_path / "two"]):
+    for command, number in ((single, "1 process"), ([*launch, *ARGUMENTS, "--out", tmp_path / "two"], "2 processes")):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+        assert number in done.stdout
     for name in ("items.jsonl", "config.yaml"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert len((tmp_path / "two/items.jsonl").read_text().splitlines()) == 12

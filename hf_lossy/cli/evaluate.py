@@ -157,7 +157,11 @@ def evaluate(
     rows = summary(lines, wanted)
     write_json(folder / "summary.json", {"pair": loaded.name, "settings": settings, "rows": rows})
     (folder / "table.md").write_text(markdown(rows), encoding="utf-8")
-    console.print(f"{loaded.name}, {what.name}: {len(items)} items × {settings['seeds']} seeds, results in {folder}\n")
+    count = 1 if processes is None else processes.num_processes
+    by = f"{count} process{'es' * (count > 1)}"
+    console.print(
+        f"{loaded.name}, {what.name}: {len(items)} items × {settings['seeds']} seeds by {by}, results in {folder}\n"
+    )
     print(markdown(rows))
     status.print(f"hf-lossy report {folder} makes tables and plots of it")
 
