@@ -192,7 +192,7 @@ def test_columns_are_set_and_copied_as_code(visit):
     assert page.inner_text("#column-4 h4") == "speccascade(0.3)"
     page.get_by_text("Copy as code").nth(3).click()
     page.wait_for_selector("text=verification_config")
-    code = page.locator(".cm-content").nth(3).inner_text()
+    code = page.locator(".cm-content >> visible=true").inner_text()
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.split() == "".join(text for text, _, _ in tokens(page, 4)).split()
 

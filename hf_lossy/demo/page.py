@@ -224,7 +224,12 @@ def _strength(name: str, value: float | None = None, help: bool = True, **kwargs
 
 
 def _length(models: Models) -> int:
-    return int(models.first.generate.get("max_new_tokens", 64))
+    """New tokens to begin with: the pair's own number, else 64, and no more than half of what the models take."""
+    given = models.first.generate.get("max_new_tokens")
+    if given is not None:
+        return int(given)
+    limits = [limit for draft in models.pairs if (limit := models.limit(draft)) is not None]
+    return min([64, *(limit // 2 for limit in limits)])
 
 
 def _shown(view: View) -> list[Any]:
