@@ -131,7 +131,7 @@ BUGS = [
         "False and any(node != i for path",
         EAGLE,
     ),
-    Bug("tree: taps not moved", "cached_model.py", "self._taps.close_gaps(starts", "len((starts", EAGLE),
+    Bug("tree: taps not moved", "cached_model.py", "self._taps.close_gaps(starts, edge, order)", "pass", EAGLE),
     Bug(
         "tree: taps of layer outputs",
         "tapping.py",
@@ -402,7 +402,13 @@ BUGS = [
         "places = columns([max(held)] * len(held), new, self.device)",
         BATCH,
     ),
-    Bug("batch: added columns stay behind the longest row", "compat.py", "move_up(states,", "len((states,", BATCH),
+    Bug(
+        "batch: added columns stay behind the longest row",
+        "compat.py",
+        "move_up(states, [start - gone for start in starts], edge - gone, order, gone)",
+        "pass",
+        BATCH,
+    ),
     Bug(
         "batch: finished rows stay", "generation/loop.py", "if going and len(going) < len(stopped):", "if False:", BATCH
     ),
