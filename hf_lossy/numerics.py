@@ -15,11 +15,13 @@ def excess(a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]) -
 def spread(kept: Float[Tensor, "*batch vocab"], shape: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
     """``kept`` plus its missing mass (1 − Σ kept), laid out in proportion to ``shape``. ``kept`` is overwritten.
 
-    Where ``shape`` has no mass there is nothing missing either (up to rounding), and ``kept`` is returned.
+    The missing mass is at most that of ``shape`` for every law that calls this. In single precision both may be rounding
+    alone, where p and q are nearly the same, and their ratio anything: a token of no importance would then break a law's
+    ceiling, so the ratio is held to 1. Where ``shape`` has no mass nothing is missing either, and ``kept`` is returned.
     """
     missing = (1 - kept.sum(-1, keepdim=True)).clamp_min_(0)
     total = shape.sum(-1, keepdim=True).clamp_min_(torch.finfo(kept.dtype).tiny)
-    return kept.addcmul_(shape, missing.div_(total))
+    return kept.addcmul_(shape, missing.div_(total).clamp_max_(1))
 
 
 def capped(

@@ -246,6 +246,7 @@ BUGS = [
         LAWS,
     ),
     Bug("truncation: target on the set only", "laws/truncation.py", "addcmul_(p,", "addcmul_(p * allowed,", LAWS),
+    Bug("laws: rounding breaks the ceiling", "numerics.py", ".clamp_max_(1)", "", LAWS),
     Bug("accounting: KL reversed", "accounting.py", "pi * log_ratio", "p * log_ratio", LAWS),
     Bug("accounting: waste without TV(p, q)", "accounting.py", " - tv(p, q)", "", LAWS),
     # generate() as a whole
