@@ -6,7 +6,7 @@ Public names everywhere else; what had to be known about the versions, and the p
 - ``Cache.is_croppable``: from 5.16 or later; before, the layer classes tell;
 - ``config._attn_implementation``: what everybody reads, though its name says private;
 - ``GenerationConfig._from_model_config``: while it is true, fields that transformers does not know are dropped on loading;
-- ``RepetitionPenaltyLogitsProcessor.prompt_ignore_length``: the padding of each row of the batch, from 5.2x on;
+- ``RepetitionPenaltyLogitsProcessor.prompt_ignore_length``: a number in 5.15.0, in 5.24.0 also the padding of each row;
 - the defaults that ``generate`` fills in for assisted decoding, which cannot be told from a user's values afterwards.
 """
 

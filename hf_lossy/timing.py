@@ -1,10 +1,13 @@
-"""How long a model's forwards take here: medians, interleaved, after a warm-up."""
+"""A stopwatch that waits for accelerators, and how long a model's forwards take here: medians, interleaved, after a
+warm-up."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int
@@ -16,6 +19,17 @@ from .compat import default_cache
 from .drafting import HeadRunner
 from .eagle3 import Eagle3Head
 from .errors import LossyError
+
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What a call returns, and its wall-clock seconds with all its work on a device done."""
+    _synchronise(device)
+    began = time.perf_counter()
+    result = call()
+    _synchronise(device)
+    return result, time.perf_counter() - began
 
 
 @torch.no_grad()
@@ -66,12 +80,9 @@ def _medians(
     times: dict[int, list[float]] = {n: [] for n in sizes}
     for repeat in range(repeats + 1):
         for n in sizes:
-            _synchronise(device)
-            began = time.perf_counter()
-            call(n)
-            _synchronise(device)
+            _, seconds = timed(partial(call, n), device)
             if repeat:  # the first round is a warm-up
-                times[n].append(time.perf_counter() - began)
+                times[n].append(seconds)
             undo()
     return {n: statistics.median(t) for n, t in times.items()}
 

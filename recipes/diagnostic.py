@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
+from hf_lossy.bench.estimates import untracked
 from hf_lossy.cli.common import track
 from hf_lossy.evaluation.methods import Method, methods
 from hf_lossy.evaluation.report import markdown, plot, write_csv
@@ -99,9 +100,8 @@ def evaluate(
         config = {"pair": pair_name, "task": task.name, "limit": limit, "batch_size": batch, **sampling}
         open_results(folder, config | {"methods": [method.to_dict() for method in wanted]})
     state.wait_for_everyone()
-    quiet: Callable[..., Any] = lambda units, description: units  # noqa: E731
     items = load(task, limit=limit)
-    shown = track if state.is_main_process else quiet
+    shown = track if state.is_main_process else untracked
     return run(load_pair(pair_name), task, items, wanted, [0], sampling, folder, state, shown, batch)
 
 

@@ -15,6 +15,12 @@ install_import_hook(
 )
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    """Every test draws the same numbers alone, in any order and on any worker."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def _modules(tmp_path, monkeypatch):
     """Where transformers copies the code of a ``custom_generate`` folder to."""

@@ -335,6 +335,16 @@ def test_outside_forwards_leaves_the_first_round_out():
 # --- one coupling -------------------------------------------------------------------------------------------------------
 
 
+def test_only_methods_of_a_name_are_measured():
+    pair = load_pair("arithmetic")
+    found = throughput.measure_throughput(pair, 2, 1, 8, holding="T = 1e-4")
+    assert list(found["methods"]) == ["transformers, sampled at T = 1e-4", "ours, sampled at T = 1e-4"]
+    assert [(r["of"], r["to"]) for r in found["ratios"]] == [tuple(reversed(found["methods"]))]
+    assert found["same_greedy_text"] == {}
+    with pytest.raises(LossyError, match=r"no method's name holds 'colder': there are plain, greedy"):
+        throughput.measure_throughput(pair, 2, 1, 8, holding="colder")
+
+
 def test_batches_beside_single_texts():
     pair = load_pair("arithmetic")
     found = batches.measure_batches(pair, prompts=5, repeats=2, max_new_tokens=24)

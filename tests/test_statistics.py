@@ -201,7 +201,7 @@ def test_an_induced_bonus_costs_one_draft_step_where_the_law_needs_q(law, steps_
         verification=law,
         do_sample=True,
         num_assistant_tokens=3,
-        max_new_tokens=40,
+        max_new_tokens=80,
         verification_stats=stats,
     )
     whole = sum(r.accepted == r.drafted for r in stats.rounds)

@@ -10,7 +10,7 @@ import torch
 
 from ..bench.estimates import Track
 from ..bench.rounds import Recorded, record, spread_out, write_texts
-from ..bench.trees import dtype_of
+from ..bench.throughput import dtype_of
 from ..loading import Pair
 from ..tree import Tree
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..generation import VerificationStats, generate
+from ..generation.options import DEFAULT_HEAD_CHAIN
 from ..loading import Pair
+from ..timing import timed
 from .estimates import Track, rotated, spread, untracked
-from .throughput import GREEDY, SAMPLED, Measured, Method, draft_length, ratio, run_in_turn
-from .timing import timed
+from .throughput import GREEDY, SAMPLED, Measured, Method, draft_length, ratio, run_in_turn, setting
 
 SIZES = (1, 8)
 LENGTHS = (1, 2, 3, 4, 5, 7, 10, 14, 20)
@@ -67,14 +68,13 @@ def measure_batches(
             new = [row for ids, inputs in zip(found, batches[size], strict=True) for row in _new(ids, inputs)]
             written[size] = [row[:count] for row, count in zip(new, emitted, strict=True)]
     return {
-        "settings": {
-            "prompts": len(texts),
-            "repeats": repeats,
-            "max_new_tokens": max_new_tokens,
-            "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "device": str(pair.target.device),
-            "seed": seed,
-        },
+        "settings": setting(
+            pair,
+            seed,
+            prompts=len(texts),
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+        ),
         "modes": {
             mode: [
                 {
@@ -115,7 +115,7 @@ def measure_schedule(
             how = {"prompt_lookup_num_tokens": how["num_assistant_tokens"]}
         return Method(name, True, {**drafting, **common, **how})
 
-    own = draft_length(pair) if pair.head is None else 4
+    own = draft_length(pair) if pair.head is None else DEFAULT_HEAD_CHAIN
     lengths = sorted({*LENGTHS, own})
     made = [method(f"γ = {n}", num_assistant_tokens=n) for n in lengths]
     made.append(method("expected", num_assistant_tokens_schedule="expected"))
@@ -128,15 +128,14 @@ def measure_schedule(
     chosen = by_name["expected"].stats
     rounds = [r for stats in chosen for r in stats.rounds]
     return {
-        "settings": {
-            "prompts": len(inputs),
-            "repeats": repeats,
-            "max_new_tokens": max_new_tokens,
-            "own_length": own,
-            "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "device": str(pair.target.device),
-            "seed": seed,
-        },
+        "settings": setting(
+            pair,
+            seed,
+            prompts=len(inputs),
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+            own_length=own,
+        ),
         "methods": rates,
         "best": best,
         "ratios": [ratio(by_name["expected"], by_name[name]) for name in dict.fromkeys((best, f"γ = {own}"))],

@@ -17,9 +17,9 @@ from ..drafting import Proposal
 from ..generation.loop import Run, match
 from ..laws import Law
 from ..numerics import sample
+from ..timing import timed
 from .cases import AnyCoupling, cases
 from .estimates import Track, rotated, spread, untracked
-from .timing import timed
 
 VOCABULARY, GAMMA = 151_936, 7
 ROUNDS = 8

@@ -18,7 +18,7 @@ from ..loading import Pair
 from .cases import AnyCoupling, cases
 from .estimates import Track, clustered_mean, untracked
 from .rounds import record, spread_out, write_texts
-from .throughput import SAMPLED, draft_length
+from .throughput import SAMPLED, draft_length, setting
 
 
 def survival(verification: AnyCoupling) -> Float[Tensor, "batch drafted"]:
@@ -58,14 +58,13 @@ def measure_efficiency(
     if pair.head is not None:
         return {"left_out": "the trees and chains of an EAGLE-3 head have one coupling only; see the part trees"}
     return {
-        "settings": {
-            "num_assistant_tokens": draft_length(pair),
-            "max_new_tokens": max_new_tokens,
-            "sampled": SAMPLED,
-            "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "device": str(pair.target.device),
-            "seed": seed,
-        },
+        "settings": setting(
+            pair,
+            seed,
+            num_assistant_tokens=draft_length(pair),
+            max_new_tokens=max_new_tokens,
+            sampled=SAMPLED,
+        ),
         "expected": expected_efficiency(pair, rounds, max_new_tokens, seed, track),
         "counted": counted_efficiency(pair, sequences, max_new_tokens, seed, track),
     }

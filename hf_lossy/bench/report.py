@@ -31,6 +31,7 @@ class Settings:
         rounds: recorded rounds for the expected tokens a round.
         sequences: calls of ``generate`` for each law and coupling, for the block efficiency as counted; prompts of the
             trees' acceptance, whose first quarter is that of the laws.
+        method: of the throughput only the methods whose name holds this.
     """
 
     prompts: int
@@ -38,6 +39,7 @@ class Settings:
     max_new_tokens: int
     rounds: int
     sequences: int
+    method: str = ""
 
 
 _EMBEDDED = Settings(prompts=30, repeats=5, max_new_tokens=24, rounds=2000, sequences=200)
@@ -51,7 +53,7 @@ _DEFAULTS = {
 }
 
 
-def defaults(pair: str, **given: int | None) -> Settings:
+def defaults(pair: str, **given: Any) -> Settings:
     """The settings of a pair, with those that were given in their place."""
     base = _DEFAULTS.get(pair, _DEFAULTS["qwen-coder"])
     return replace(base, **{name: value for name, value in given.items() if value is not None})
@@ -66,13 +68,12 @@ def measure_pair(
 ) -> None:
     """Measure parts of a pair, and hand over each as soon as it is done: ``done(part, figures)``. The trees are handed over
     after each of their sections, with those before it."""
+    amount = (settings.prompts, settings.repeats, settings.max_new_tokens)
     if "throughput" in parts:
-        figures = measure_throughput(pair, settings.prompts, settings.repeats, settings.max_new_tokens, track=track)
-        done("throughput", figures)
+        done("throughput", measure_throughput(pair, *amount, track=track, holding=settings.method))
     if "efficiency" in parts:
         figures = measure_efficiency(pair, settings.rounds, settings.sequences, settings.max_new_tokens, track=track)
         done("efficiency", figures)
-    amount = (settings.prompts, settings.repeats, settings.max_new_tokens)
     if "batches" in parts:
         done("batches", measure_batches(pair, *amount, track=track))
     if "schedule" in parts:

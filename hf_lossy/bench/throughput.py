@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import LossyError
 from ..generation import VerificationStats, generate
 from ..laws import law
 from ..loading import Pair
+from ..timing import timed
 from .estimates import Track, bootstrap, rotated, spread, untracked
 from .outside import outside_forwards
-from .timing import timed
 
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -102,6 +103,16 @@ class Measured:
                 "outside_forwards": {**outside_forwards(total), "share_by_repeat": spread(shares)},
             }
         return found
+
+
+def dtype_of(pair: Pair) -> str:
+    """The target's dtype, by its name."""
+    return str(pair.target.dtype).removeprefix("torch.")
+
+
+def setting(pair: Pair, seed: int, **amounts: Any) -> dict[str, Any]:
+    """What a measurement was made with: how much of what, then the pair's dtype and device, and the seed."""
+    return {**amounts, "dtype": dtype_of(pair), "device": str(pair.target.device), "seed": seed}
 
 
 def draft_length(pair: Pair) -> int:
@@ -211,9 +222,15 @@ def run_in_turn(
 
 
 def measure_throughput(
-    pair: Pair, prompts: int, repeats: int, max_new_tokens: int, seed: int = 0, track: Track = untracked
+    pair: Pair,
+    prompts: int,
+    repeats: int,
+    max_new_tokens: int,
+    seed: int = 0,
+    track: Track = untracked,
+    holding: str = "",
 ) -> dict[str, Any]:
-    """Every method on every prompt (:func:`run_in_turn`).
+    """Every method, or those whose name holds a text, on every prompt (:func:`run_in_turn`).
 
     Returns:
         ``settings``; ``methods``: tokens/s, statistics and time outside forwards; ``ratios``: median of the repeats' ratios
@@ -224,30 +241,33 @@ def measure_throughput(
     if pair.head is not None:
         return {"left_out": "an EAGLE-3 head is no draft of transformers' assisted generation; see the part trees"}
     inputs = [pair.inputs(text) for text in pair.prompts[:prompts]]
-    work = [(pair, method) for method in methods(pair, max_new_tokens)]
+    work = [(pair, method) for method in methods(pair, max_new_tokens) if holding in method.name]
+    if not work:
+        names = ", ".join(method.name for method in methods(pair, max_new_tokens))
+        raise LossyError(f"no method's name holds {holding!r}: there are {names}")
     with transformers_draft_length(pair.draft, draft_length(pair)):
         found = run_in_turn(work, inputs, repeats, seed, track, f"{pair.name}: tokens/s")
     by_name = {one.method.name: one for one in found}
-    plain = by_name["plain, greedy"].texts
+    plain = by_name["plain, greedy"].texts if "plain, greedy" in by_name else None
     return {
-        "settings": {
-            "prompts": len(inputs),
-            "repeats": repeats,
-            "max_new_tokens": max_new_tokens,
-            "num_assistant_tokens": draft_length(pair),
-            "sampled": SAMPLED,
-            "coupling": "tree" if pair.draft is None else "block",
-            "target_parameters": pair.target.num_parameters(),
-            "draft_parameters": None if pair.draft is None else pair.draft.num_parameters(),
-            "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "device": str(pair.target.device),
-            "seed": seed,
-        },
+        "settings": setting(
+            pair,
+            seed,
+            prompts=len(inputs),
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+            num_assistant_tokens=draft_length(pair),
+            sampled=SAMPLED,
+            coupling="tree" if pair.draft is None else "block",
+            target_parameters=pair.target.num_parameters(),
+            draft_parameters=None if pair.draft is None else pair.draft.num_parameters(),
+        ),
         "methods": {name: one.summary() for name, one in by_name.items()},
         "ratios": [ratio(by_name[a], by_name[b]) for a, b in COMPARISONS if a in by_name and b in by_name],
         "same_greedy_text": {
             name: sum(text == other for text, other in zip(by_name[name].texts, plain, strict=True))
             for name in ("ours, greedy", "transformers, greedy")
+            if plain is not None and name in by_name
         },
     }
 

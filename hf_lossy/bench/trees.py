@@ -21,7 +21,7 @@ from ..laws import Law, law, law_class, listed
 from ..loading import Pair
 from .estimates import Track, clustered_mean, spread, untracked
 from .outside import outside_forwards
-from .throughput import GREEDY, Measured, Method, ratio, run_in_turn
+from .throughput import GREEDY, Measured, Method, dtype_of, ratio, run_in_turn, setting
 
 SECTIONS = ("acceptance", "speed", "laws")
 TEMPERATURE = 0.7
@@ -94,18 +94,17 @@ def measure_trees(
         return
     texts = pair.prompts[:sequences]
     figures: dict[str, Any] = {
-        "settings": {
-            "prompts": len(pair.prompts[:prompts]),
-            "repeats": repeats,
-            "max_new_tokens": max_new_tokens,
-            "sequences": len(texts),
-            "sampled": SAMPLED,
-            "target_parameters": pair.target.num_parameters(),
-            "head_parameters": pair.head.num_parameters(),
-            "dtype": dtype_of(pair),
-            "device": str(pair.target.device),
-            "seed": seed,
-        }
+        "settings": setting(
+            pair,
+            seed,
+            prompts=len(pair.prompts[:prompts]),
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+            sequences=len(texts),
+            sampled=SAMPLED,
+            target_parameters=pair.target.num_parameters(),
+            head_parameters=pair.head.num_parameters(),
+        )
     }
     figures["acceptance"] = measure_acceptance(pair, texts, max_new_tokens, seed, track)
     yield dict(figures)
@@ -117,11 +116,6 @@ def measure_trees(
     few = texts[: max(1, len(texts) // 4)]
     figures["laws"] = measure_laws(pair, few, REFERENCE[1], max_new_tokens, seed, track)
     yield dict(figures)
-
-
-def dtype_of(pair: Pair) -> str:
-    """The target's dtype by name."""
-    return str(pair.target.dtype).removeprefix("torch.")
 
 
 def in_dtype(pair: Pair, dtype: torch.dtype) -> Pair:

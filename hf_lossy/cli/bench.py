@@ -51,6 +51,9 @@ def bench(
             min=1, help="Texts for each law and coupling of the efficiency, prompts of the trees (default: the pair's)."
         ),
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Of the throughput only the methods whose name holds this, e.g. 'T = 1e-4'.")
+    ] = None,
     threads: ThreadsOption = None,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
@@ -79,7 +82,10 @@ def bench(
         "max_new_tokens": max_new_tokens,
         "rounds": rounds,
         "sequences": sequences,
+        "method": method,
     }
+    if method and write:
+        raise LossyError("--write keeps whole parts, and --method measures some of one: use --json FILE with it")
     results = Results(write, as_json)
     left_out: dict[str, str] = {}
     failed: dict[str, str] = {}
@@ -162,8 +168,9 @@ def show_throughput(name: str, figures: dict[str, Any]) -> None:
         )
     console.print(table)
     same = figures["same_greedy_text"]
-    counts = f"ours {same['ours, greedy']}, transformers {same['transformers, greedy']} of {settings['prompts']}"
-    console.print(f"greedy text equal to plain decoding's: {counts}")
+    if same:
+        counts = ", ".join(f"{name.split(',')[0]} {count}" for name, count in same.items())
+        console.print(f"greedy text equal to plain decoding's: {counts} of {settings['prompts']}")
     columns = ("round", "target\nforward", "draft\nforwards", "outside", "draft", "verify", "couple", "cache")
     stages = _table(
         f"{name}: microseconds a round", "draft to cache: stages, the forwards in them included", "method", *columns

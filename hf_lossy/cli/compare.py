@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..bench.trees import dtype_of, shape_name
+from ..bench.throughput import dtype_of
+from ..bench.trees import shape_name
 from ..embedded import clock_sums
 from ..evaluation.statistics import wilson
 from ..generation import VerificationStats, generate

@@ -83,6 +83,7 @@ def evaluate(
     import yaml
     from accelerate import PartialState
 
+    from ..bench.estimates import untracked
     from ..evaluation.methods import methods
     from ..evaluation.report import markdown
     from ..evaluation.run import open_results, run
@@ -149,7 +150,7 @@ def evaluate(
         sampling,
         folder,
         processes,
-        track if processes is None or processes.is_main_process else lambda units, description: units,
+        track if processes is None or processes.is_main_process else untracked,
         settings["batch_size"],
     )
     if processes is not None and not processes.is_main_process:

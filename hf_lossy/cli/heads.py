@@ -9,7 +9,8 @@ import torch
 from rich.table import Table
 
 from ..bench.estimates import clustered_mean
-from ..bench.trees import SAMPLED_SHAPES, SHAPES, dtype_of, measure_speed
+from ..bench.throughput import dtype_of
+from ..bench.trees import SAMPLED_SHAPES, SHAPES, measure_speed
 from ..fit import TREES, Agreement, described, head_checks, probe, variants
 from ..loading import Pair
 from ..timing import forward_seconds, head_seconds

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any, Protocol, TextIO
 
 import torch
 import yaml
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..bench.estimates import Track, untracked
+from ..bench.rounds import eos
 from ..errors import LossyError
 from ..generation import VerificationStats, generate
 from ..loading import Pair
@@ -113,7 +115,7 @@ def run(
     settings: dict[str, Any],
     folder: Path,
     processes: Processes | None = None,
-    track: Callable[[Sequence[Unit], str], Iterable[Unit]] = lambda units, description: units,
+    track: Track = untracked,
     batch_size: int = 1,
 ) -> list[dict[str, Any]]:
     """Generate and mark whatever is not finished yet; the lines of all units, in order.
@@ -196,9 +198,9 @@ def generate_and_mark(
     rows: list[VerificationStats | None] = [None] * len(batch)
     if method.law is not None:
         rows = [VerificationStats(rows=[row]) for row in stats.rows]
-    found = []
+    found, ends = [], eos(pair).tolist()
     for unit, ids, row in zip(batch, out[:, length:].tolist(), rows, strict=True):
-        tokens = ids[: row.emitted] if row else until_end(ids, pair.target.generation_config)
+        tokens = ids[: row.emitted] if row else until_end(ids, ends, pair.target.generation_config.pad_token_id)
         text = pair.tokenizer.decode(tokens, skip_special_tokens=not pair.arithmetic)
         score = task.score(unit.item.record, text)
         line: dict[str, Any] = {"correct": score.correct, "parsed": score.parsed, "tokens": len(tokens), "text": text}
@@ -215,12 +217,10 @@ def alone(pair: Pair, method: Method) -> PreTrainedModel:
     return pair.draft
 
 
-def until_end(ids: list[int], config: GenerationConfig) -> list[int]:
+def until_end(ids: list[int], ends: Collection[int], padding: int | None) -> list[int]:
     """A row of transformers' output up to its end, without what fills a batch up."""
-    eos = config.eos_token_id
-    ends = {eos} if isinstance(eos, int) else set(eos or [])
     end = next((i for i, token in enumerate(ids, start=1) if token in ends), len(ids))
-    while end and ids[end - 1] == config.pad_token_id and config.pad_token_id not in ends:
+    while end and ids[end - 1] == padding and padding not in ends:
         end -= 1
     return ids[:end]
 

@@ -246,10 +246,11 @@ def emitted_at(
     A node without candidates is a bonus position: with ``bonus="induced"`` the draft is run once more for its q, with
     ``"target"``, or where the draft has no q there, π = p."""
     law = run.law
-    candidates = [proposal.tree(row).candidates(node) for row, node in enumerate(nodes)]
+    trees = [proposal.tree(row) for row in range(len(nodes))]
     if run.point_mass:
-        return torch.cat([sibling_walk(law, p[row : row + 1], c) for row, c in enumerate(candidates)]), None
-    is_bonus = [c.shape[1] == 0 for c in candidates]
+        found = [tree.candidates(node) for tree, node in zip(trees, nodes, strict=True)]
+        return torch.cat([sibling_walk(law, p[row : row + 1], c) for row, c in enumerate(found)]), None
+    is_bonus = [not tree.children[node] for tree, node in zip(trees, nodes, strict=True)]
     if all(is_bonus) and not run.induced_bonus:
         return p, None
     wanted = run.accounting or (law.uses_draft and not law.is_strict)
