@@ -203,6 +203,7 @@ class CachedModel:
     def _tree(self, seen: Bool[Tensor, "batch nodes nodes"], new: int) -> dict[str, Any]:
         """Masks and positions of a forward whose last tokens are the nodes of trees."""
         check_takes_trees(self.model, self.cache, self.role)
+        seen = seen.cpu()
         nodes, end = seen.shape[1], self._edge + self._tail + new
         depths = torch.cat([torch.arange(new - nodes).expand(len(seen), -1), new - nodes + seen.sum(2) - 1], 1)
         filled = self._visible(end).cpu() if self.mask is not None or self._ragged else None

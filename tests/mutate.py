@@ -105,13 +105,17 @@ BUGS = [
     Bug(
         "tree: off the path",
         "couplings/descend.py",
-        "get((paths[row][-1], drawn[row]))",
-        "get((0, drawn[row]))",
+        "tree.child(nodes, drawn)",
+        "tree.child(nodes * 0, drawn)",
         COUPLINGS,
     ),
     Bug("tree: the walk ends at the root", "couplings/descend.py", "paths[row].append(node)", "pass", COUPLINGS),
     Bug(
-        "tree: a refused sibling keeps its mass", "couplings/descend.py", "left.scatter(-1, c, 0.0)", "left", COUPLINGS
+        "tree: a refused sibling keeps its mass",
+        "couplings/descend.py",
+        "left.gather(-1, c).where(none, 0.0)",
+        "left.gather(-1, c)",
+        COUPLINGS,
     ),
     Bug(
         "tree: no renormalisation",
@@ -120,8 +124,14 @@ BUGS = [
         "1.0",
         COUPLINGS,
     ),
-    Bug("tree: nodes see their siblings", "tree.py", "seen[node] |= seen[parent]", "seen[node, :node] = True", EAGLE),
-    Bug("tree: nodes see no ancestors", "tree.py", "seen[node] |= seen[parent]", "seen[node, 0] = True", EAGLE),
+    Bug(
+        "tree: nodes see their siblings",
+        "tree.py",
+        "more = own | seen.gather(1, up)",
+        "more = own.cumsum(2).flip(2) > 0",
+        EAGLE,
+    ),
+    Bug("tree: nodes see no ancestors", "tree.py", "more = own | seen.gather(1, up)", "more = own", EAGLE),
     Bug("tree: siblings at different positions", "cached_model.py", "seen.sum(2) - 1", "torch.arange(nodes)", EAGLE),
     Bug("tree: windows ignored", "tree_mask.py", 'if kind == "sliding_attention"', "if False", EAGLE),
     Bug(
@@ -185,7 +195,7 @@ BUGS = [
         "walk: a chain-shaped tree is matched",
         "generation/loop.py",
         "if run.draft.walked:",
-        "if not proposal.is_chain:",
+        "if not proposal.tree.is_chain:",
         EAGLE,
     ),
     Bug(
@@ -198,15 +208,15 @@ BUGS = [
     Bug(
         "walk: prefix of the root everywhere",
         "generation/loop.py",
-        "put(run.tokens, [length - 1 for length in lengths], torch.stack(ends)[:, None])",
+        "put(run.tokens, starts, carried.where(nodes > 0, window(run.tokens, starts, 1)))",
         "pass",
         EAGLE,
     ),
     Bug(
         "walk: the bonus of a leaf is p",
         "generation/loop.py",
-        "if all(is_bonus) and not run.induced_bonus:",
-        "if all(is_bonus):",
+        "if not run.induced_bonus and bool(",
+        "if bool(",
         EAGLE,
     ),
     Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
@@ -288,8 +298,8 @@ BUGS = [
     Bug(
         "generate: bonus from p instead of the law",
         "generation/loop.py",
-        "if all(is_bonus) and not run.induced_bonus:",
-        "if all(is_bonus):",
+        "if not run.induced_bonus and bool(",
+        "if bool(",
         SAMPLING,
     ),
     Bug(
@@ -362,8 +372,8 @@ BUGS = [
     Bug(
         "generate: counted past the stop",
         "generation/loop.py",
-        "accepted = min(kept[row], emitted)",
-        "accepted = kept[row]",
+        "run.stats.rows[number], min(kept[row], emitted)",
+        "run.stats.rows[number], kept[row]",
         STATISTICS,
     ),
     Bug(
@@ -440,8 +450,8 @@ BUGS = [
     Bug(
         "batch: children of another row's tree",
         "drafting/eagle3.py",
-        "self._row_of.append({node_of[c]",
-        "self._row_of.insert(0, {node_of[c]",
+        "y.where(places[:, :, None] >= 0, self._expand(at))",
+        "self._expand(at.flip(0))",
         BATCH,
     ),
     Bug(
@@ -486,8 +496,8 @@ BUGS = [
     Bug(
         "analysis: acceptance of a tree by its first candidate alone",
         "analysis/tree.py",
-        "emitted[node, tree.candidates(node)[0]].sum()",
-        "emitted[node, tree.candidates(node)[0, :1]].sum()",
+        "(emitted[:, tree.tokens[0]] * below(tree)).sum(1)",
+        "(emitted[:, tree.tokens[0]] * below(tree)).amax(1)",
         ANALYSIS,
     ),
     Bug(

@@ -285,7 +285,7 @@ def test_the_divergence_figure_holds_the_formulas(monkeypatch):
 
 # --- trees ------------------------------------------------------------------------------------------------------------
 
-TREE = Tree(torch.tensor([[3, 0, 2, 1, 5, 4]]), [0, 0, 1, 1, 2, 4])
+TREE = Tree(torch.tensor([[3, 0, 2, 1, 5, 4]]), torch.tensor([[0, 0, 1, 1, 2, 4]]))
 """Root: 3, 0; below 3: 2, 1; below 0: 5; below 1: 4."""
 
 
@@ -294,7 +294,7 @@ def of_trees(seed: int = 0, count: int = 9, stop: int | None = None) -> list[tup
     nodes, found = 7, []
     for i in range(count):
         p, q = (torch.tensor(rng.dirichlet(np.full(6, a), size=(1, nodes))) for a in (0.5, 1.0))
-        q[0, [n for n in range(nodes) if not TREE.children[n]]] = torch.nan
+        q[0, [n for n in range(nodes) if not TREE.children()[n]]] = torch.nan
         stops = torch.tensor([[stop == n for n in range(1, nodes)]])
         found.append((i // 2, Recorded(TREE, p, q, stops)))
     return found
@@ -305,7 +305,7 @@ def test_a_walk_is_the_sum_over_all_texts(stop):
     """Every text of three tokens with its probability: how far into the tree it goes."""
     emitted = torch.tensor(np.random.default_rng(1).dirichlet(np.ones(6), size=7))
     stops = torch.tensor([stop == n for n in range(1, 7)])
-    child = {(parent, int(TREE.tokens[0, n])): n + 1 for n, parent in enumerate(TREE.parents)}
+    child = {(parent, int(TREE.tokens[0, n])): n + 1 for n, parent in enumerate(TREE.parents[0].tolist())}
     reached, accepted = np.zeros(7), 0.0
     for text in itertools.product(range(6), repeat=3):
         weight, node, depth, at = 1.0, 0, 0, [0]
@@ -320,10 +320,10 @@ def test_a_walk_is_the_sum_over_all_texts(stop):
     found = tree.walk(TREE, emitted, stops)
     np.testing.assert_allclose(found.reach, reached, atol=1e-12)
     assert found.accepted == pytest.approx(accepted, abs=1e-12)
-    asked = [n for n in range(7) if TREE.children[n] and not (stop == 1 and n in (1, 4))]
+    asked = [n for n in range(7) if TREE.children()[n] and not (stop == 1 and n in (1, 4))]
     assert found.asks.nonzero().flatten().tolist() == asked
     for node in asked:
-        candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children[node]]
+        candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children()[node]]
         assert float(found.accepts[node]) == pytest.approx(float(emitted[node, candidates].sum()), abs=1e-12)
 
 
@@ -334,9 +334,9 @@ def test_acceptance_at_a_node_is_the_formula(one):
     for _, seen in of_trees(count=40):
         walks = {r: tree.walk(TREE, tree.at_nodes(seen, tree.emission(one, r)), seen.stops[0]) for r in tree.READINGS}
         hit = tree.hits(one, seen)
-        for node in (n for n in range(7) if TREE.children[n]):
+        for node in (n for n in range(7) if TREE.children()[n]):
             p, q = seen.p[0, node].numpy(), seen.q[0, node].numpy()
-            candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children[node]]
+            candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children()[node]]
             keep = allowed(p, {k: v for k, v in one.parameters().items() if k in ("p_base", "epsilon")})
             both = [c for c in candidates if keep[c]]
             kinds.add(bool(both))
@@ -367,13 +367,13 @@ def test_the_tree_figure_holds_the_formulas(monkeypatch):
         for _, seen in found:
             p = seen.p[0].numpy()
             reach = [1.0] + [0.0] * 6
-            for n, parent in enumerate(TREE.parents, start=1):
+            for n, parent in enumerate(TREE.parents[0].tolist(), start=1):
                 reach[n] = reach[parent] * p[parent, int(TREE.tokens[0, n - 1])]
-            for node in (n for n in range(7) if TREE.children[n]):
-                candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children[node]]
+            for node in (n for n in range(7) if TREE.children()[n]):
+                candidates = [int(TREE.tokens[0, n - 1]) for n in TREE.children()[node]]
                 keep = oracle.min_p_set(p[node], one.p_base)
                 mass = sum(p[node, x] for x in range(6) if keep[x])
-                depth = TREE.depths[node]
+                depth = int(TREE.depths[0, node])
                 sums[0, depth] += reach[node]
                 sums[1, depth] += reach[node] * any(keep[c] for c in candidates)
                 sums[2, depth] += reach[node] * sum(p[node, c] for c in candidates if keep[c]) / mass

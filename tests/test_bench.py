@@ -133,12 +133,18 @@ def test_recorded_candidates_of_a_head_hold_what_uncached_forwards_give(shape):
         tokens, tree = [0, *seen.tree.tokens[0].tolist()], seen.tree
         assert len(tokens) > 3
         for node in range(len(tokens)):
-            whole = torch.cat([text[:, :length], torch.tensor([[tokens[n] for n in tree.path(node)[1:]]]).long()], 1)
+            whole = torch.cat(
+                [
+                    text[:, :length],
+                    torch.tensor([[tokens[n] for n in tree.seen[0, node].nonzero().flatten().tolist()[1:]]]).long(),
+                ],
+                1,
+            )
             expected = (pair.target(whole).logits[:, -1] / 0.7).double().softmax(-1)
             torch.testing.assert_close(seen.p[:, node], expected, rtol=0, atol=1e-6)
         alone = next(record(pair, text[:, :length], [length], torch.Generator(), 0.7, **shape))
         torch.testing.assert_close(seen.q, alone.q, rtol=0, atol=1e-6, equal_nan=True)
-        assert [bool(q.isfinite().all()) for q in seen.q[0]] == [bool(c) for c in tree.children][: seen.q.shape[1]]
+        assert [bool(q.isfinite().all()) for q in seen.q[0]] == [bool(c) for c in tree.children()][: seen.q.shape[1]]
 
 
 def test_efficiency_of_a_pair():

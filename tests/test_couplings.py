@@ -340,9 +340,10 @@ def walks(tree: Tree, at_nodes: torch.Tensor) -> list[tuple[list[int], int, floa
             coins, share = coins_for_tokens(at_nodes[path[-1]])
             weights.append(share[token].item())
             assert share[token] == 0 or int(sample(at_nodes[path[-1]], coins[token])) == token
-            return [token]
+            return torch.tensor([token])
 
-        (path,), (last,) = descend([tree], draw)
+        (path,), (last,), (leaf,) = descend(tree, draw)
+        assert leaf == (path[-1] not in tree.parents)
         found.append((path, last, math.prod(weights)))
     return found
 
@@ -357,7 +358,7 @@ def test_a_tree_emits_the_law(law_, vocabulary, reading, record_property):
         p, q = tables(kind, vocabulary)
         for children in (TREE, {x: c[::-1] for x, c in TREE.items()}):
             tokens, parents, prefixes = built(children)
-            tree = Tree(torch.tensor([tokens]), parents)
+            tree = Tree(torch.tensor([tokens]), torch.tensor([parents]))
             if reading == "head":
                 pi = induced_table(law_, kind, vocabulary)
                 at_nodes = law_.induced(*(torch.tensor(np.array([t[x] for x in prefixes])) for t in (p, q)))
@@ -406,24 +407,27 @@ def test_the_order_of_siblings_does_not_matter_to_the_lossless_law_and_does_to_o
 
 def test_a_walk_ends_at_a_token_that_ends_the_text():
     def drawn(paths):
-        return [[1, 2, 1, 9][len(path) - 1] for path in paths]
+        return torch.tensor([[1, 2, 1, 9][len(path) - 1] for path in paths])
 
-    tree = Tree(torch.tensor([[1, 2, 1]]), [0, 1, 2])
-    assert descend([tree], drawn) == ([[0, 1, 2, 3]], [9])
-    assert descend([tree], drawn, ends={2}) == ([[0, 1, 2]], [2])
-    assert descend([tree], lambda paths: [7], ends={7}) == ([[0]], [7])
+    for tree in (Tree.chain(torch.tensor([[1, 2, 1]])), Tree(torch.tensor([[1, 2, 1]]), torch.tensor([[0, 1, 2]]))):
+        assert descend(tree, drawn) == ([[0, 1, 2, 3]], [9], [True])
+        assert descend(tree, drawn, ends={2}) == ([[0, 1, 2]], [2], [False])
+        assert descend(tree, lambda paths: torch.tensor([7]), ends={7}) == ([[0]], [7], [False])
 
 
 def test_each_row_walks_its_own_tree():
-    """The first ends where no child carries the token drawn, the second two nodes later."""
-    trees = [Tree(torch.tensor([[5, 6, 7]]), [0, 1, 1]), Tree(torch.tensor([[4, 5, 6]]), [0, 0, 2])]
+    """The first ends where no child carries the token drawn, the second two nodes later. A row that has arrived stays,
+    whatever it is given meanwhile."""
+    tree = Tree(torch.tensor([[5, 6, 7], [4, 5, 6]]), torch.tensor([[0, 1, 1], [0, 0, 2]]))
     scripts, asked = [[5, 9, 8], [5, 6, 7]], []
 
     def draw(paths):
         asked.append([list(path) for path in paths])
-        return [script[len(path) - 1] for script, path in zip(scripts, paths, strict=True)]
+        if len(asked) == 3:
+            scripts[0][1] = 6
+        return torch.tensor([script[len(path) - 1] for script, path in zip(scripts, paths, strict=True)])
 
-    assert descend(trees, draw) == ([[0, 1], [0, 2, 3]], [9, 7])
+    assert descend(tree, draw) == ([[0, 1], [0, 2, 3]], [9, 7], [False, True])
     assert asked == [[[0], [0]], [[0, 1], [0, 2]], [[0, 1], [0, 2, 3]]]
 
 
@@ -431,18 +435,42 @@ def test_what_a_tree_knows_of_itself():
     #        0
     #      1   2
     #     3 4   5
-    tree = Tree(torch.tensor([[5, 6, 7, 8, 7]]), [0, 0, 1, 1, 2])
-    assert tree.depths == [0, 1, 1, 2, 2, 2]
-    assert tree.children == [[1, 2], [3, 4], [5], [], [], []]
-    assert tree.candidates(1).tolist() == [[7, 8]]
-    assert tree.candidates(3).shape == (1, 0)
-    assert tree.path(4) == [0, 1, 4]
+    # and a chain of the same size
+    tree = Tree(torch.tensor([[5, 6, 7, 8, 7], [1, 2, 3, 4, 5]]), torch.tensor([[0, 0, 1, 1, 2], [0, 1, 2, 3, 4]]))
+    assert tree.depths.tolist() == [[0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5]]
+    assert tree.children() == [[1, 2], [3, 4], [5], [], [], []]
+    assert tree.children(1) == [[1], [2], [3], [4], [5], []]
+    nodes = torch.tensor([1, 3])
+    assert tree.candidates(nodes).tolist() == [[7, 8], [4, -1]]
+    assert tree.candidates(torch.tensor([3, 5])).shape == (2, 0)
+    assert tree.below(nodes).tolist() == [[False, False, True, True, False], [False, False, False, True, False]]
+    assert tree.child(nodes, torch.tensor([8, 4])).tolist() == [4, 4]
+    assert tree.child(nodes, torch.tensor([7, 5])).tolist() == [3, 0]
+    assert tree.is_leaf(torch.tensor([3, 4])).tolist() == [True, False]
     expected = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
-    assert [row.nonzero().flatten().tolist() for row in tree.seen] == expected
-    assert not tree.is_chain
-    assert Tree.chain(torch.tensor([[1, 2]])).is_chain
-    assert Tree(torch.tensor([[1, 2]]), [0, 1]).is_chain
-    assert Tree.chain(torch.zeros(1, 0, dtype=torch.long)).is_chain
+    assert [row.nonzero().flatten().tolist() for row in tree.seen[0]] == expected
+    assert [row.nonzero().flatten().tolist() for row in tree.seen[1]] == [list(range(n + 1)) for n in range(6)]
+
+
+def test_a_chain_is_a_tree():
+    tokens = torch.tensor([[5, 6, 5], [1, 2, 3]])
+    chain, tree = Tree.chain(tokens), Tree(tokens, torch.tensor([[0, 1, 2]] * 2))
+    assert torch.equal(chain.parents, tree.parents)
+    for nodes in (torch.tensor([0, 3]), torch.tensor([2, 1])):
+        assert torch.equal(chain.is_leaf(nodes), tree.is_leaf(nodes))
+    none = Tree.chain(tokens[:, :0])
+    assert none.is_leaf(torch.zeros(2, dtype=torch.long)).all()
+    assert none.seen.tolist() == [[[True]]] * 2
+
+
+@every_law
+def test_rows_with_fewer_candidates_ignore_what_fills_them_up(law_):
+    p = torch.tensor(np.array([pair[0] for pair in random_pairs(5, 3, seed=3)]))
+    candidates = torch.tensor([[0, 2, 4], [3, -1, -1], [-1, -1, -1]])
+    together = sibling_walk(law_, p, candidates)
+    for row, c in zip(range(3), ([0, 2, 4], [3], []), strict=True):
+        expected = oracle.sibling_walk(law_.name, p[row].numpy(), c, **law_.parameters())
+        np.testing.assert_allclose(together[row], expected, atol=TOLERANCE)
 
 
 # --- candidates that were not sampled --------------------------------------------------------------------------------

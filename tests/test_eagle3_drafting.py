@@ -411,8 +411,8 @@ def test_what_is_recorded_is_plain_greedys():
 
 # --- one forward over a tree, and the cache after it ------------------------------------------------------------------
 
-TREE = Tree(torch.tensor([[3, 9, 4, 7, 9, 1, 12]]), [0, 0, 1, 1, 2, 4, 6])
-PATHS = [TREE.path(node) for node in range(8)]
+TREE = Tree(torch.tensor([[3, 9, 4, 7, 9, 1, 12]]), torch.tensor([[0, 0, 1, 1, 2, 4, 6]]))
+PATHS = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5], [0, 1, 4, 6], [0, 1, 4, 6, 7]]
 
 
 def caches(big):
@@ -452,7 +452,7 @@ def test_a_tree_in_one_forward_is_its_paths_one_by_one(family, before):
                     cached(text[:, :-1])
                     cached.crop([before])
                 fed = torch.cat([text[:, cached.held[0] :], TREE.tokens], 1)
-                logits = cached(fed, logits=8, seen=TREE.seen[None]).logits[0, -8:]
+                logits = cached(fed, logits=8, seen=TREE.seen).logits[0, -8:]
                 for node, nodes in enumerate(PATHS):
                     line = torch.cat([text, TREE.tokens[:, [n - 1 for n in nodes[1:]]]], 1)
                     assert torch.allclose(logits[node], big(line).logits[0, -1], atol=1e-10, rtol=0), (kind, node)
@@ -530,7 +530,7 @@ def test_a_tree_holds_the_likeliest_paths_of_those_that_were_searched(monkeypatc
 
     def recording(self, tokens, lengths, count):
         proposal = propose(self, tokens, lengths, count)
-        seen.append((tokens[:, : lengths[0]].clone(), count, proposal.tree(0)))
+        seen.append((tokens[:, : lengths[0]].clone(), count, proposal.tree))
         return proposal
 
     monkeypatch.setattr(Eagle3TreeDraft, "propose", recording)
@@ -554,12 +554,13 @@ def test_a_tree_holds_the_likeliest_paths_of_those_that_were_searched(monkeypatc
                 pool += level
             expected = {path for path, _ in sorted(pool, key=lambda entry: -entry[1])[: size - 1]}
             found = [
-                tuple(tree.tokens[0, n - 1].item() for n in tree.path(node)[1:]) for node in range(1, len(tree.depths))
+                tuple(tree.tokens[0, n - 1].item() for n in nodes.nonzero().flatten().tolist()[1:])
+                for nodes in tree.seen[0, 1:]
             ]
             assert set(found) == expected
             assert len(found) == len(expected)
             scores = dict(pool)
-            for children in tree.children:
+            for children in tree.children():
                 order = [scores[found[c - 1]] for c in children]
                 assert order == sorted(order, reverse=True)
 

@@ -58,31 +58,28 @@ class Walk(NamedTuple):
 
 def walk(tree: Tree, emitted: Float[Tensor, "nodes_1 vocab"], stops: Bool[Tensor, "nodes"]) -> Walk:
     """Descend a tree of one row along tokens drawn from ``emitted``; nothing follows a candidate that ends the text."""
-    tokens = tree.tokens[0].tolist()
-    reach, accepts = emitted.new_zeros(len(tokens) + 1), emitted.new_zeros(len(tokens) + 1)
-    asks = torch.zeros(len(tokens) + 1, dtype=torch.bool)
-    over = [False] * (len(tokens) + 1)
-    reach[0] = 1.0
-    for node, token in enumerate(tokens, start=1):
-        parent = tree.parents[node - 1]
+    tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
+    reach, over = [1.0] + [0.0] * len(tokens), [False] * (len(tokens) + 1)
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
         over[node] = over[parent] or bool(stops[node - 1])
         if not over[parent]:
-            reach[node] = reach[parent] * emitted[parent, token]
-    for node, children in enumerate(tree.children):
-        if children and not over[node]:
-            asks[node] = True
-            accepts[node] = emitted[node, tree.candidates(node)[0]].sum()
-    return Walk(reach, accepts, asks)
+            reach[node] = reach[parent] * float(emitted[parent, token])
+    asks = below(tree).any(1) & ~torch.tensor(over)
+    accepts = (emitted[:, tree.tokens[0]] * below(tree)).sum(1) * asks
+    return Walk(emitted.new_tensor(reach), accepts, asks)
+
+
+def below(tree: Tree) -> Bool[Tensor, "nodes_1 nodes"]:
+    """Which candidates are children of each node of a tree of one row."""
+    nodes = torch.arange(tree.tokens.shape[1] + 1)
+    return tree.repeat(len(nodes)).below(nodes)
 
 
 def at_nodes(seen: Recorded, emit: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Float[Tensor, "nodes_1 vocab"]:
-    """``emit(p, q, candidates)`` at every node that has candidates, zero at the others; those with equally many candidates
-    in one call."""
-    found, children = torch.zeros_like(seen.p[0]), seen.tree.children
-    for count in {len(below) for below in children} - {0}:
-        nodes = [node for node, below in enumerate(children) if len(below) == count]
-        candidates = torch.cat([seen.tree.candidates(node) for node in nodes])
-        found[nodes] = emit(seen.p[0, nodes], seen.q[0, nodes], candidates)
+    """``emit(p, q, candidates)`` at every node that has candidates, zero at the others."""
+    found, nodes = torch.zeros_like(seen.p[0]), below(seen.tree).any(1).nonzero().flatten()
+    candidates = seen.tree.repeat(len(nodes)).candidates(nodes)
+    found[nodes] = emit(seen.p[0, nodes], seen.q[0, nodes], candidates)
     return found
 
 
@@ -139,7 +136,7 @@ def of_shape(pair: Pair, settings: Settings, shape: dict[str, Any], track: Track
     lossless = emission(LAWS[0], "lossless")
     for i, seen in recorded(pair, settings, track, **shape):
         clusters.append(i)
-        stops, depths = seen.stops[0], torch.tensor(seen.tree.depths)
+        stops, depths = seen.stops[0], seen.tree.depths[0]
         own = walk(seen.tree, at_nodes(seen, lossless), stops)
         weight = own.reach * own.asks
         weights.append(by_depth(weight, depths))
@@ -180,9 +177,7 @@ def of_shape(pair: Pair, settings: Settings, shape: dict[str, Any], track: Track
 def hits(one: Law, seen: Recorded) -> Float[Tensor, "nodes_1"]:
     """1[C ∩ A ≠ ∅] at each node, with A the support of the law's matched baseline."""
     allowed = one.matched_baseline().induced(seen.p[0], seen.p[0]) > 0
-    return torch.stack([allowed[node, seen.tree.candidates(node)[0]].any() for node in range(len(allowed))]).to(
-        seen.p.dtype
-    )
+    return (allowed[:, seen.tree.tokens[0]] & below(seen.tree)).any(1).to(seen.p.dtype)
 
 
 def by_depth(values: Float[Tensor, "nodes_1"], depths: Tensor) -> list[float]:

@@ -130,7 +130,7 @@ def record(
         if run.target.held[0] < length - 1:  # what a head drafts from
             run.target(run.tokens[:, run.target.held[0] : length - 1])
         proposal = propose(run)
-        tree = proposal.tree(0)
+        tree = proposal.tree
         logits = verify(run, proposal).logits
         q = proposal.q if proposal.q is not None else _at_nodes(run, tree, length)
         p = run.scorer.scores(logits, run.tokens, run.lengths).double().softmax(-1)
@@ -144,7 +144,7 @@ def _at_nodes(run: Run, tree: Tree, length: int) -> Float[Tensor, "1 nodes_1 voc
     """q at the nodes of a tree that have candidates, all of which the draft has looked at; NaN at the others."""
     unknown = torch.full((1, run.scorer.vocabulary), torch.nan, device=run.tokens.device)
     found = [
-        run.draft.next_probs(run.tokens, [length + depth], [node]) if tree.children[node] else unknown
-        for node, depth in enumerate(tree.depths)
+        run.draft.next_probs(run.tokens, [length + depth], [node]) if below else unknown
+        for node, (depth, below) in enumerate(zip(tree.depths[0].tolist(), tree.children(), strict=True))
     ]
     return torch.stack([unknown if q is None else q for q in found], 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 import torch
@@ -16,37 +16,38 @@ from .base import Coupling, leading, register_coupling
 
 
 def descend(
-    trees: Sequence[Tree], draw: Callable[[list[list[int]]], list[int]], ends: Collection[int] = ()
-) -> tuple[list[list[int]], list[int]]:
+    tree: Tree,
+    draw: Callable[[list[list[int]]], Int[Tensor, "batch"]],
+    ends: Collection[int] = (),
+) -> tuple[list[list[int]], list[int], list[bool]]:
     """Walk from the root of each row's tree along the tokens that are drawn, all rows one node at a time.
 
     Args:
-        trees: the candidates, a tree a row.
+        tree: the candidates.
         draw: the token drawn for each row from π at the last node of its path (nodes from the root on, the root included).
             Rows that have arrived are asked again, and what they get is not used.
         ends: tokens that end a walk at once, for nothing will be emitted after them.
 
     Returns:
-        For each row the nodes that were reached, the root included, and the token drawn at the last of them, which is
-        emitted after their tokens. Accepts π(children) at each node, whatever the order of the children, and emits exactly
-        π.
+        For each row the nodes that were reached, the root included; the token drawn at the last of them, which is emitted
+        after their tokens; and whether no candidates were left there. Accepts π(children) at each node, whatever the order
+        of the children, and emits exactly π.
     """
-    child = []
-    for tree in trees:
-        carried = tree.tokens[0].tolist()
-        child.append({(parent, carried[i]): i + 1 for i, parent in enumerate(tree.parents)})
-    paths, last = [[0] for _ in trees], [0] * len(trees)
-    walking = set(range(len(trees)))
+    rows = len(tree.tokens)
+    paths, last, leaves = [[0] for _ in range(rows)], [0] * rows, [0] * rows
+    walking = set(range(rows))
     while walking:
-        drawn = draw(paths)
-        for row in sorted(walking):
-            last[row] = drawn[row]
-            node = child[row].get((paths[row][-1], drawn[row]))
-            if node is not None:
+        drawn, nodes = draw(paths), tree.tokens.new_tensor([path[-1] for path in paths])
+        child, leaf = tree.child(nodes, drawn), tree.is_leaf(nodes)
+        # the host waits for the device once at each level
+        found = torch.stack([drawn, child, leaf.long()], 1).tolist()
+        for row in list(walking):
+            last[row], node, leaves[row] = found[row]
+            if node:
                 paths[row].append(node)
-            if node is None or drawn[row] in ends:
+            if not node or last[row] in ends:
                 walking.discard(row)
-    return paths, last
+    return paths, last, list(map(bool, leaves))
 
 
 def sibling_walk(
@@ -60,7 +61,7 @@ def sibling_walk(
     Args:
         law: asked what it does with each candidate.
         p: the target's distribution.
-        candidates: different tokens, in the draft's order of preference.
+        candidates: different tokens, in the draft's order of preference; −1: none.
     """
     if law.is_strict:  # p(c) each, and p renormalised: that is p
         return p
@@ -69,11 +70,11 @@ def sibling_walk(
     left = left / left.sum(-1, keepdim=True)
     emitted, reach = torch.zeros_like(left), torch.ones_like(left[..., :1])
     for k in range(candidates.shape[-1]):
-        c = candidates[..., k : k + 1]
-        keeps = law.keeps(left, c.squeeze(-1)).unsqueeze(-1)
+        none, c = candidates[..., k : k + 1] < 0, candidates[..., k : k + 1].clamp_min(0)
+        keeps = law.keeps(left, c.squeeze(-1)).unsqueeze(-1).masked_fill(none, 0.0)
         emitted.scatter_add_(-1, c, reach * keeps)
         reach = reach * (1 - keeps)
-        left = left.scatter(-1, c, 0.0)
+        left = left.scatter(-1, c, left.gather(-1, c).where(none, 0.0))
         left = left / left.sum(-1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
     return emitted.add_(reach * left).to(p.dtype)
 

@@ -19,13 +19,12 @@ class Proposal(NamedTuple):
     """Drafted tokens of one round, the same number for every row.
 
     Attributes:
-        trees: the candidates of each row, or one chain with the tokens of all rows; it may hold fewer than what was asked
-            for, and none.
+        tree: the candidates of all rows; it may hold fewer than what was asked for, and none.
         q: the distributions the candidates of a chain come from, [B, G, V], on the target's device. None where there are
             none, or where the draft gives them node by node (:meth:`Draft.next_probs`).
     """
 
-    trees: Sequence[Tree]
+    tree: Tree
     q: Float[Tensor, "batch drafted vocab"] | None = None
 
     @classmethod
@@ -33,22 +32,12 @@ class Proposal(NamedTuple):
         cls, drafted: Int[Tensor, "batch drafted"], q: Float[Tensor, "batch drafted vocab"] | None = None
     ) -> Proposal:
         """A chain for every row."""
-        return cls([Tree.chain(drafted)], q)
+        return cls(Tree.chain(drafted), q)
 
     @property
     def tokens(self) -> Int[Tensor, "batch drafted"]:
         """All candidates, in the order of the nodes."""
-        return self.trees[0].tokens if len(self.trees) == 1 else torch.cat([tree.tokens for tree in self.trees])
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether each row's candidates follow one another."""
-        return all(tree.is_chain for tree in self.trees)
-
-    def tree(self, row: int) -> Tree:
-        """A row's candidates."""
-        shared = self.trees[0]
-        return Tree(shared.tokens[row : row + 1], shared.parents) if len(self.trees) == 1 else self.trees[row]
+        return self.tree.tokens
 
 
 class Runs(Protocol):
@@ -142,7 +131,7 @@ class Draft(CandidateGenerator):
     ) -> tuple[Int[Tensor, "batch longer"], Float[Tensor, "batch drafted vocab"] | None]:
         """The sequences with candidates appended, and log q, whose softmax is the q that they were sampled from."""
         proposal = self.propose(input_ids, [input_ids.shape[1]] * len(input_ids), self.num_assistant_tokens)
-        if not proposal.is_chain:
+        if not proposal.tree.is_chain:
             raise LossyError("transformers' own assisted decoding takes chains, not trees: use draft_mode='chain'")
         candidates = torch.cat([input_ids, proposal.tokens.to(input_ids.device)], 1)
         return candidates, None if proposal.q is None else proposal.q.log()

@@ -231,15 +231,17 @@ class Eagle3TreeDraft(Draft):
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
         self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)
-        self._trees: list[Tree] = []
+        self._tree: Tree | None = None
         self._y = torch.empty(0)
-        self._row_of: list[dict[int, int]] = []
+        """The head's output at each row of the search."""
+        self._places = torch.empty(0, dtype=torch.long)
+        """The row of the search at each node, −1 where it was not expanded."""
 
     def describe(self) -> dict[str, Any]:
         return {"draft": "Eagle3Tree", "tree_size": self.size, "tree_depth": self.depth, "tree_top_k": self.top_k}
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
-        self._trees = []
+        self._tree = None
         if count < 1 or not self.runner.ready(lengths):
             return Proposal.chain(tokens[:, :0])
         head, k = self.runner.head, self.top_k
@@ -269,30 +271,29 @@ class Eagle3TreeDraft(Draft):
         size = min(self.size, self.runner.target.room or self.size)  # a static cache has to hold the tree
         # a stable sort: of equals the earlier, so that no candidate comes without the one it follows
         kept = torch.cat(scores, 1).sort(descending=True, stable=True).indices[:, : size - 1].sort().values
-        follows = torch.cat(parents, 1).gather(1, kept).tolist()
-        chosen_tokens = self.runner.ids[torch.cat(ids, 1).gather(1, kept)].to(self.device)
-        self._y, self._row_of = torch.cat(rows, 1), []
-        order = torch.cat(expanded, 1).tolist()
-        for row, candidates in enumerate(kept.tolist()):
-            node_of = {candidate: node for node, candidate in enumerate([-1, *candidates])}
-            self._trees.append(Tree(chosen_tokens[row : row + 1], [node_of[parent] for parent in follows[row]]))
-            self._row_of.append({node_of[c]: place for place, c in enumerate(order[row]) if c in node_of})
-        return Proposal(self._trees)
+        follows, searched = torch.cat(parents, 1).gather(1, kept), torch.cat(expanded, 1)
+        chosen_tokens = self.runner.ids[torch.cat(ids, 1).gather(1, kept)]
+        self._tree = Tree(chosen_tokens.to(self.device), _node_of(kept, follows).to(self.device))
+        self._y = torch.cat(rows, 1)
+        # candidates that were expanded and then not kept share a column at the end, which is cut off
+        places = kept.new_full((len(kept), kept.shape[1] + 2), -1)
+        places.scatter_(1, _node_of(kept, searched), torch.arange(searched.shape[1]).to(kept).expand_as(searched))
+        self._places = places[:, :-1]
+        return Proposal(self._tree)
 
     def next_probs(
         self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
     ) -> Float[Tensor, "batch vocab"] | None:
-        if not self._trees:
+        if self._tree is None:
             y = self.runner.read(tokens, lengths)
             if y is None:
                 return None
         else:
-            places = [row_of.get(node) for row_of, node in zip(self._row_of, nodes, strict=True)]
-            y = self._at([place or 0 for place in places])
-            new = [place is None for place in places]
-            if any(new):
-                step = self._expand(nodes)
-                y = torch.where(torch.tensor(new, device=y.device)[:, None, None], step, y)
+            at = torch.tensor(nodes, device=self._y.device)[:, None]
+            places = self._places.gather(1, at)
+            y = _rows_of(self._y, places.clamp_min(0))
+            if (places < 0).any():
+                y = y.where(places[:, :, None] >= 0, self._expand(at))
         logits = self.runner.logits(y).to(self.device)
         return self.scorer.scores(logits, tokens, lengths)[:, 0].softmax(-1)
 
@@ -306,21 +307,34 @@ class Eagle3TreeDraft(Draft):
     def complain(self, position: int) -> Exception:
         return self.scorer.complain(position)
 
-    def _at(self, places: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
-        """The head's output at one row of each sequence's search."""
-        return window(self._y, places, 1)
-
-    def _expand(self, nodes: Sequence[int]) -> Float[Tensor, "batch 1 hidden"]:
+    def _expand(self, nodes: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 hidden"]:
         """Run the head on a node of each sequence, where the search did not expand it; elsewhere on anything."""
-        head = self.runner.head
+        assert self._tree is not None
+        head, rows = self.runner.head, len(nodes)
+        tokens, parents, seen = (x.to(nodes.device) for x in (self._tree.tokens, self._tree.parents, self._tree.seen))
+        above = seen[torch.arange(rows), nodes[:, 0]].scatter(1, nodes, False)  # ancestors
+        depths = (above.sum(1) - 1).clamp_min(0)
+        # the search's row 0 is the last true row, not a drafted one; what is not above goes to a column that is cut off
         drafted = self.runner.cache.length - max(self.runner.stable)
-        mask = torch.zeros(len(nodes), 1, drafted + 1, dtype=torch.bool, device=head.device)
-        mask[:, 0, -1] = True
-        before, depths, following = [], [], []
-        for row, (tree, row_of, node) in enumerate(zip(self._trees, self._row_of, nodes, strict=True)):
-            path = tree.path(node)
-            mask[row, 0, [row_of[n] - 1 for n in path[1:-1]]] = True
-            before.append(row_of[path[-2]] if len(path) > 1 else 0)
-            depths.append(max(len(path) - 2, 0))
-            following.append(tree.tokens[:, max(node - 1, 0)][:, None])
-        return self.runner.step(head.feedback(self._at(before)), torch.cat(following), depths, mask)
+        columns = torch.where(above & (self._places > 0), self._places - 1, drafted)
+        mask = torch.zeros(rows, drafted + 1, dtype=torch.bool, device=nodes.device).scatter_(1, columns, True)
+        mask[:, drafted] = True  # itself
+        carrier = (nodes - 1).clamp_min(0)
+        before = self._places.gather(1, parents.gather(1, carrier)).clamp_min(0)
+        features = head.feedback(_rows_of(self._y, before))
+        return self.runner.step(features, tokens.gather(1, carrier), depths.tolist(), mask[:, None])
+
+
+def _node_of(
+    kept: Int[Tensor, "batch nodes"], candidates: Int[Tensor, "batch candidates"]
+) -> Int[Tensor, "batch candidates"]:
+    """The node of each candidate, −1 being the root (0), among those that were kept, in ascending order; one past the last
+    node for those that were not."""
+    place = torch.searchsorted(kept, candidates)
+    found = kept.gather(1, place.clamp_max(kept.shape[1] - 1)) == candidates
+    return torch.where(candidates < 0, 0, torch.where(found, place + 1, kept.shape[1] + 1))
+
+
+def _rows_of(y: Float[Tensor, "batch rows hidden"], places: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 hidden"]:
+    """One row of each sequence."""
+    return y.gather(1, places[:, :, None].expand(-1, -1, y.shape[2]))

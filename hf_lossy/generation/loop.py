@@ -9,7 +9,6 @@ round's forwards are the prefill, and that round's time is booked as such.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from ..laws.base import Law
 from ..numerics import at, sample
 from ..ragged import put, window
 from ..scores import Coins, Scorer
+from ..tree import Tree
 from .outputs import Recorder
 from .statistics import Round, RowStats, VerificationStats
 from .stops import Stops
@@ -73,12 +73,14 @@ class Outcome(NamedTuple):
     Attributes:
         paths: for each row the nodes whose distributions its tokens come from: the root, then the accepted candidates.
         last: the token drawn at the last of them, [B].
+        leaves: whether no candidates were left there, so that it is a bonus.
         scores: processed target scores along the path, at least as many positions as it has nodes, [B, n, V].
         figures: the accounting of the path's nodes in pieces of [B, n] each.
     """
 
     paths: Sequence[Sequence[int]]
     last: Int[Tensor, "batch"]
+    leaves: Sequence[bool]
     scores: Float[Tensor, "batch nodes vocab"]
     figures: list[Accounting]
 
@@ -132,7 +134,7 @@ def verify(run: Run, proposal: Proposal) -> Verified:
     count = run.target.missing(run.lengths)
     settled = window(run.tokens, [length - count for length in run.lengths], count)
     nodes = proposal.tokens.shape[1] + 1
-    seen = None if proposal.is_chain else torch.stack([tree.seen for tree in proposal.trees])
+    seen = None if proposal.tree.is_chain else proposal.tree.seen
     outputs = run.target(torch.cat([settled, proposal.tokens], 1), logits=nodes, seen=seen)
     return Verified(outputs, outputs.logits[:, -nodes:].to(run.tokens.device))
 
@@ -183,94 +185,89 @@ def match(
     if any(k == count and not ends for k, ends in zip(kept, ended, strict=True)):
         p_bonus = p[:, count]
         lengths = [length + count for length in run.lengths]
-        pi, q_bonus = emitted_at(run, p_bonus, proposal, [count] * rows, lengths)
+        pi, q_bonus = emitted_at(run, p_bonus, proposal.tree, [count] * rows, lengths)
         bonus = sample(pi, coins[:, 0]) if run.sampled else pi.argmax(-1)
         if q_bonus is not None:
             bonus = bonus.where(q_bonus[:, 0].isfinite(), BROKEN)
         last = torch.where(accepted == count, bonus, last)
         if run.accounting:
             figures.append(Accounting(*(x[:, None] for x in account(p_bonus, q_bonus, pi))))
-    return Outcome([range(k + 1) for k in kept], last, scores, figures)
+    return Outcome([range(k + 1) for k in kept], last, [k == count for k in kept], scores, figures)
 
 
 def walk(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 rows"]) -> Outcome:
     """Descend each row's tree along what is drawn at its nodes. Only the nodes on the way are looked at, one of every row at
     a time, each with the prefix of its own path; the host waits for the device once at each of them."""
-    trees = [proposal.tree(row) for row in range(len(run.rows))]
-    figures, scored = list[Accounting](), list[Tensor]()
+    tree, figures, scored = proposal.tree, list[Accounting](), list[Tensor]()
     # as many coins in every round, so that a row's do not depend on how far its neighbours get
-    coins = run.coins(len(trees), run.draft.num_assistant_tokens + 1)
+    coins = run.coins(len(run.rows), run.draft.num_assistant_tokens + 1)
 
-    def reach(paths: list[list[int]]) -> list[int]:
-        """Write the tokens that the paths have come to into the sequences; the lengths with them."""
-        lengths = [length + len(path) - 1 for length, path in zip(run.lengths, paths, strict=True)]
-        if any(path[-1] for path in paths):
-            ends = [
-                tree.tokens[0, path[-1] - 1] if path[-1] else run.tokens[row, lengths[row] - 1]
-                for row, (tree, path) in enumerate(zip(trees, paths, strict=True))
-            ]
-            put(run.tokens, [length - 1 for length in lengths], torch.stack(ends)[:, None])
-        return lengths
-
-    def draw(paths: list[list[int]]) -> list[int]:
-        nodes, lengths = [path[-1] for path in paths], reach(paths)
+    def draw(paths: list[list[int]]) -> Int[Tensor, "batch"]:
+        nodes, lengths = [path[-1] for path in paths], write(run, tree, paths)
         scores, p = (x[:, 0] for x in distributions(run, window(logits, nodes, 1), lengths))
-        pi, q = emitted_at(run, p, proposal, nodes, lengths)
+        pi, q = emitted_at(run, p, tree, nodes, lengths)
         drawn = sample(pi, coins[:, len(scored)]) if run.sampled else pi.argmax(-1)
-        # NaN in p or q, or no score above -inf, shows in the largest entry
-        largest = pi.amax(-1).double()
-        *tokens, sound = torch.cat([drawn.double(), largest.sum()[None]]).tolist()
-        if not math.isfinite(sound):
-            row = int((~largest.isfinite()).long().argmax())
-            raise (run.scorer if not p[row].amax().isfinite() else run.draft).complain(lengths[row])
         scored.append(scores)
         if run.accounting:
-            at_node = account(p, q, pi)
-            found = [tree.candidates(node) for tree, node in zip(trees, nodes, strict=True)]
-            chance = torch.stack([pi[row, c[0]].sum() for row, c in enumerate(found)])
-            is_bonus = torch.tensor([c.shape[1] == 0 for c in found], device=pi.device)
-            at_node = at_node._replace(acceptance=torch.where(is_bonus, at_node.acceptance, chance))
-            figures.append(Accounting(*(x[:, None] for x in at_node)))
-        return [int(token) for token in tokens]
+            found, here = account(p, q, pi), run.tokens.new_tensor(nodes)
+            chance = (pi.gather(1, tree.tokens) * tree.below(here)).sum(1)
+            found = found._replace(acceptance=found.acceptance.where(tree.is_leaf(here), chance))
+            figures.append(Accounting(*(x[:, None] for x in found)))
+        # NaN in p or q, or no score above -inf, shows in the largest entry
+        return drawn.where(pi.amax(-1).isfinite(), BROKEN)
 
-    paths, last = descend(trees, draw, run.stops.eos)
-    reach(paths)
-    return Outcome(paths, run.tokens.new_tensor(last), torch.stack(scored, 1), figures)
+    paths, last, leaves = descend(tree, draw, run.stops.eos)
+    for row, token in enumerate(last):
+        if token == BROKEN:
+            depth = len(paths[row]) - 1
+            sound = bool(scored[depth][row].softmax(-1).isfinite().all())
+            raise (run.draft if sound else run.scorer).complain(run.lengths[row] + depth)
+    write(run, tree, paths)
+    return Outcome(paths, run.tokens.new_tensor(last), leaves, torch.stack(scored, 1), figures)
+
+
+def write(run: Run, tree: Tree, paths: Sequence[Sequence[int]]) -> list[int]:
+    """Write the tokens that the paths have come to into the sequences; the lengths with them."""
+    lengths = [length + len(path) - 1 for length, path in zip(run.lengths, paths, strict=True)]
+    if any(path[-1] for path in paths):
+        starts, nodes = [length - 1 for length in lengths], run.tokens.new_tensor([[path[-1]] for path in paths])
+        carried = tree.tokens.gather(1, (nodes - 1).clamp_min(0))
+        put(run.tokens, starts, carried.where(nodes > 0, window(run.tokens, starts, 1)))
+    return lengths
 
 
 def emitted_at(
-    run: Run, p: Float[Tensor, "batch vocab"], proposal: Proposal, nodes: Sequence[int], lengths: Sequence[int]
+    run: Run, p: Float[Tensor, "batch vocab"], tree: Tree, nodes: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"] | None]:
     """π at one node of each row, after its first ``lengths[r]`` tokens, and q there where it was asked for.
 
     A node without candidates is a bonus position: with ``bonus="induced"`` the draft is run once more for its q, with
     ``"target"``, or where the draft has no q there, π = p."""
     law = run.law
-    trees = [proposal.tree(row) for row in range(len(nodes))]
     if run.point_mass:
-        found = [tree.candidates(node) for tree, node in zip(trees, nodes, strict=True)]
-        return torch.cat([sibling_walk(law, p[row : row + 1], c) for row, c in enumerate(found)]), None
-    is_bonus = [not tree.children[node] for tree, node in zip(trees, nodes, strict=True)]
-    if all(is_bonus) and not run.induced_bonus:
+        return sibling_walk(law, p, tree.candidates(run.tokens.new_tensor(nodes))), None
+    if not run.induced_bonus and bool(tree.is_leaf(run.tokens.new_tensor(nodes)).all()):
         return p, None
     wanted = run.accounting or (law.uses_draft and not law.is_strict)
     q = run.draft.next_probs(run.tokens, lengths, nodes) if wanted else None
     if q is None:
-        return (p if all(is_bonus) and law.uses_draft else law.induced(p, p)), None
+        return (p if wanted and law.uses_draft else law.induced(p, p)), None
     q = q.to(p.dtype)
     pi, unknown = law.induced(p, q), run.draft.without_q()
-    without = [bonus and (not run.induced_bonus or row in unknown) for row, bonus in enumerate(is_bonus)]
-    if any(without):  # in a batch beside rows that have a q
-        lacking = torch.tensor(without, device=p.device)[:, None]
-        q = q.where(~lacking, torch.nan)
+    if unknown or not run.induced_bonus:  # in a batch beside rows that have a q
+        without = tree.is_leaf(run.tokens.new_tensor(nodes))
+        if run.induced_bonus:
+            without &= torch.tensor([row in unknown for row in range(len(lengths))], device=p.device)
+        q = q.where(~without[:, None], torch.nan)
         if law.uses_draft or not run.induced_bonus:
-            pi = pi.where(~lacking, p)
+            pi = pi.where(~without[:, None], p)
     return pi, q
 
 
 def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -> list[bool]:
     """Settle the emitted tokens, cut at the first stop: sequence, stream, records and statistics. Which rows stopped."""
-    stopped, kept = [], [len(path) - 1 for path in outcome.paths]
+    stopped, kept, tree = [], [len(path) - 1 for path in outcome.paths], proposal.tree
+    depths = None if tree.is_chain else tree.depths.amax(1).tolist()
     put(run.tokens, [length + k for length, k in zip(run.lengths, kept, strict=True)], outcome.last[:, None])
     blocks = window(run.tokens, run.lengths, max(kept) + 1).tolist()
     for row, path in enumerate(outcome.paths):
@@ -279,13 +276,12 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
             raise run.draft.complain(length + kept[row])
         one, scores, number = slice(row, row + 1), outcome.scores[row : row + 1], run.rows[row]
         emitted, stop = run.stops.first(run.tokens[one], length, new, run.recorder.with_scores(number, scores))
-        stats, tree = run.stats.rows[number], proposal.tree(row)
-        accepted = min(kept[row], emitted)
-        depth = None if tree.is_chain else max(tree.depths)
+        stats, accepted = run.stats.rows[number], min(kept[row], emitted)
+        depth = None if depths is None else depths[row]
         stats.rounds.append(Round(tree.tokens.shape[1], accepted, emitted, stop, depth))
         stats.sources.extend(["accepted"] * accepted)
         if emitted > kept[row]:
-            stats.sources.append("replaced" if tree.children[path[-1]] else "bonus")
+            stats.sources.append("bonus" if outcome.leaves[row] else "replaced")
         if outcome.figures:
             stats.add_accounting(
                 Accounting(*(torch.cat(x, 1)[row, :emitted] for x in zip(*outcome.figures, strict=True)))
