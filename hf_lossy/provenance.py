@@ -14,7 +14,7 @@ from typing import Any
 
 
 def provenance() -> dict[str, Any]:
-    """Command, date, package versions, git commit (with ``-dirty`` where files differ from it) and machine."""
+    """Command, date, package versions, git commit (with ``-dirty`` where the package differs from it) and machine."""
     import torch
 
     versions = {}
@@ -49,9 +49,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _commit() -> str | None:
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        describe = [*git, "describe", "--always", "--abbrev=12"]
+        commit = subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+        same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."]).returncode == 0
+        return commit if same else f"{commit}-dirty"
     except (OSError, subprocess.CalledProcessError):
         return None  # not a git checkout, or no git
 

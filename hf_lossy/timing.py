@@ -34,15 +34,21 @@ def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
 
 @torch.no_grad()
 def forward_seconds(
-    model: PreTrainedModel, prefix: Int[Tensor, "batch length"], lengths: Sequence[int], repeats: int = 9
+    model: PreTrainedModel,
+    prefix: Int[Tensor, "batch length"],
+    lengths: Sequence[int],
+    repeats: int = 9,
+    trees: bool = False,
 ) -> dict[int, float]:
-    """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved."""
+    """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved; with ``trees``
+    the tokens are the nodes of a tree, where there is more than one."""
     rows = len(prefix)
     cached = CachedModel(model, default_cache(model), "model", rows=rows)
     cached(prefix)
 
     def forward(n: int) -> None:
-        cached(prefix[:, -1:].expand(-1, n), logits=n)
+        seen = torch.ones(rows, n, n, dtype=torch.bool).tril() if trees and n > 1 else None
+        cached(prefix[:, -1:].expand(-1, n), logits=n, seen=seen)
 
     return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]] * rows), model.device, repeats)
 

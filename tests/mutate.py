@@ -53,7 +53,7 @@ class Bug:
 
 BUGS = [
     Bug("token: <= for <", "couplings/token.py", "coins < self", "coins <= self", COUPLINGS),
-    Bug("block: <= for <", "couplings/block.py", "coins < self", "coins <= self", COUPLINGS),
+    Bug("block: <= for <", "couplings/block.py", "may = coins < P", "may = coins <= P", COUPLINGS),
     Bug("reference: <= for <", "couplings/reference.py", "coins < self", "coins <= self", COUPLINGS),
     Bug("acceptance not cumulative", "couplings/base.py", "kept.long().cumprod(1).sum(1)", "kept.sum(1)", COUPLINGS),
     Bug(
@@ -80,8 +80,8 @@ BUGS = [
     Bug(
         "block: S without P",
         "couplings/block.py",
-        "(P[:, 1:-1, None] * self.pi[:, 1:])",
-        "self.pi[:, 1:].clone()",
+        "(P[..., None] * pi)",
+        "pi.clone()",
         COUPLINGS,
     ),
     Bug(
@@ -93,8 +93,20 @@ BUGS = [
     ),
     Bug("block: P not capped", "couplings/block.py", ".div(products.cummax(1).values)", "", COUPLINGS),
     Bug(
-        "block: verified token by token", "couplings/block.py", ".amax(1)", ".ne(0).long().cumprod(1).sum(1)", COUPLINGS
+        "block: S of another position",
+        "couplings/block.py",
+        "self.pi[rows, i], self.q[rows, i]",
+        "self.pi[rows, i - 1], self.q[rows, i - 1]",
+        COUPLINGS,
     ),
+    Bug(
+        "block: verified token by token",
+        "couplings/block.py",
+        "longest = (may * positions)",
+        "longest = (may.long().cumprod(1) * positions)",
+        COUPLINGS,
+    ),
+    Bug("block: the longest alone", "couplings/block.py", "may[rows, i - 1] = False", "may[rows] = False", COUPLINGS),
     Bug(
         "reference: draft for replacement",
         "couplings/reference.py",
@@ -462,7 +474,7 @@ BUGS = [
         SCHEDULE,
     ),
     Bug(
-        "schedule: refusals are not counted", "drafting/schedule.py", "min(kept + 1, drafted)", "max(kept, 1)", SCHEDULE
+        "schedule: refusals are not counted", "drafting/schedule.py", "min(kept + 1, levels)", "max(kept, 1)", SCHEDULE
     ),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(

@@ -155,7 +155,10 @@ def sampled_round(cls: type[Coupling], law_: Law, p, q, vocabulary: int, gamma: 
     made = cls(law_, along(p, vocabulary, drafted), along(q, vocabulary, drafted), drafted)
     h = made.acceptance()
     assert ((h >= 0) & (h <= 1)).all()
-    accepted = made.accepted(torch.where(keeps, 0.0, h))
+    coins = torch.where(keeps, 0.0, h)
+    accepted = made.accepted(coins)
+    if isinstance(made, BlockCoupling):  # as on an accelerator
+        assert torch.equal(made._at_once(coins), accepted)
     weight = proposed * torch.where(keeps, h, 1 - h).prod(1)
 
     residual = made.residual(accepted)

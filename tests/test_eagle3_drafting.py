@@ -29,9 +29,10 @@ import hf_lossy
 from hf_lossy.cached_model import CachedModel
 from hf_lossy.compat import CACHE_NAME, default_cache
 from hf_lossy.drafting import Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner
+from hf_lossy.drafting.schedule import Costs, ExpectedTree, TreeSchedule
 from hf_lossy.eagle3 import HeadCache
 from hf_lossy.errors import LossyError
-from hf_lossy.generation import loop
+from hf_lossy.generation import drafts, loop
 from hf_lossy.loading import load_pair
 from hf_lossy.scores import Scorer
 from hf_lossy.tree import Tree
@@ -215,6 +216,27 @@ def test_a_tree_that_happens_to_be_a_chain(monkeypatch):
         chain = expected_law(hf_lossy.Lenience(), "chain", "head", "induced")
         if size == 3:
             assert np.abs(found - chain).sum() / 2 < 1e-6
+
+
+@pytest.mark.parametrize("law", [hf_lossy.Lossless(), hf_lossy.MinP(0.3)], ids=str)
+def test_trees_of_the_schedules_choice_follow_the_law(law, monkeypatch):
+    """Whose depth and size depend on what the rounds before accepted. (A law that uses q depends on the shape of the tree: a
+    head's q after a drafted token is not its q after the same token once that is settled.)"""
+    sizes, chosen = set(), ExpectedTree.choose
+
+    def choose(self, reach):
+        sizes.add((self.length, chosen(self, reach)))
+        return self.size
+
+    monkeypatch.setattr(ExpectedTree, "choose", choose)
+    costs = Costs({1: 1.0, 2: 1.01, 64: 3.0}, 0.1)
+    monkeypatch.setattr(drafts, "_costs_of", lambda *of: costs)
+    search = {"num_assistant_tokens_schedule": "expected", "tree_top_k": 2}
+    found = enumerated_law(monkeypatch, verification=law, **search)
+    expected = expected_law(law, "tree", "head", "induced")
+    assert found.sum() == pytest.approx(1, abs=1e-9)
+    assert np.abs(found - expected).sum() / 2 < 1e-6
+    assert len(sizes) > 1
 
 
 def test_the_lossless_law_is_the_targets_own(monkeypatch):
@@ -727,6 +749,6 @@ def test_transformers_own_loop_gets_chains_only():
     with torch.no_grad():
         cached(PROMPT)
     scorer = Scorer([], 32, 32, "draft")
-    made = Eagle3TreeDraft(HeadRunner(head(big), cached), scorer, big.device, size=8, depth=1, top_k=3)
+    made = Eagle3TreeDraft(HeadRunner(head(big), cached), scorer, big.device, schedule=TreeSchedule(8, 2), top_k=3)
     with pytest.raises(LossyError, match="draft_mode='chain'"):
         made.get_candidates(torch.cat([PROMPT, PROMPT[:, :1]], 1))

@@ -10,7 +10,7 @@ import torch
 
 import hf_lossy
 from hf_lossy import LossyError
-from hf_lossy.drafting.schedule import Costs, Expected, Heuristic, Schedule, expected_tokens
+from hf_lossy.drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedule, TreeSchedule, expected_tokens
 from hf_lossy.generation import drafts
 
 from .models import PROMPT, draft, head, lossy, plain, target
@@ -27,7 +27,7 @@ def feed(schedule, acceptance, rounds=200, seed=0):
         while kept < schedule.length and float(torch.rand((), generator=coins)) < acceptance:
             kept += 1
         lengths.append(schedule.length)
-        schedule.update(schedule.length, [kept])
+        schedule.update([schedule.length], [kept])
     return lengths
 
 
@@ -76,14 +76,52 @@ def test_a_draft_that_does_not_pay_is_left_out_and_tried_again_in_a_while():
 
 def test_the_others():
     constant = Schedule(3)
-    constant.update(3, [3])
+    constant.update([3], [3])
     assert constant.length == 3
     heuristic = Heuristic(3)
     lengths = []
     for kept in ([3], [2], [4, 4], [0, 6]):
-        heuristic.update(heuristic.length, kept)
+        heuristic.update([heuristic.length] * len(kept), kept)
         lengths.append(heuristic.length)
     assert lengths == [5, 4, 6, 5]
+
+
+def test_a_trees_size_is_the_best_one():
+    """By brute force over all sizes, before and after the head's promises were found too high."""
+    costs = Costs({1: 1.0, 4: 1.1, 64: 4.0}, 0.2)
+    schedule = ExpectedTree(costs, asks_bonus=False)
+    reach = [0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.01]
+
+    def wanted(trust):
+        def rate(n):
+            verify = 1 + 0.1 * (n - 1) / 3 if n <= 4 else 1.1 + 2.9 * (n - 4) / 60
+            return (1 + trust * sum(reach[: n - 1])) / (verify + schedule.length * 0.2)
+
+        return max(range(2, 9), key=rate)
+
+    first = schedule.choose(lambda: reach)
+    assert first == wanted(1.0) == schedule.size
+    for _ in range(60):  # of what the head promises a quarter is accepted
+        promised = sum(reach[: schedule.choose(lambda: reach) - 1])
+        schedule.update(
+            [schedule.length] * 40, [round(promised / 4 * (i + 1)) - round(promised / 4 * i) for i in range(40)]
+        )
+        if not schedule.length:
+            break
+    assert schedule.trust == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_trees_depth_follows_the_acceptance_of_its_levels():
+    deep, shallow = (ExpectedTree(Costs({1: 1.0, 64: 2.0}, 0.1), asks_bonus=False) for _ in range(2))
+    for _ in range(40):
+        deep.update([deep.length], [deep.length])
+        shallow.update([shallow.length], [0])
+    assert deep.length == ExpectedTree.MOST
+    assert shallow.length in (0, ExpectedTree.PROBE)
+
+
+def test_a_fixed_tree_does_not_look_at_its_candidates():
+    assert TreeSchedule(8, 3).choose(lambda: pytest.fail("looked")) == 8
 
 
 # --- through generate() -------------------------------------------------------------------------------------------------
@@ -92,6 +130,7 @@ DRAFTS = {
     "D": lambda: {"assistant_model": draft()},
     "prompt lookup": lambda: {"prompt_lookup_num_tokens": 4},
     "head": lambda: {"assistant_model": head(target()), "draft_mode": "chain"},
+    "tree": lambda: {"assistant_model": head(target()), "draft_mode": "tree"},
 }
 
 
@@ -161,6 +200,25 @@ def test_real_times_are_positive_and_finite():
     lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
     seconds = [*stats.settings["target_seconds"].values(), stats.settings["draft_seconds"]]
     assert all(0 < s < math.inf for s in seconds)
+
+
+def test_times_of_trees_are_measured_over_nodes():
+    stats = hf_lossy.VerificationStats()
+    tree = {"assistant_model": head(target()), "draft_mode": "tree"}
+    lossy(target(), num_assistant_tokens_schedule="expected", verification_stats=stats, **tree)
+    assert max(stats.settings["target_seconds"]) == ExpectedTree.NODES
+    assert 2 <= stats.settings["tree_size"] <= ExpectedTree.NODES
+
+
+@pytest.mark.parametrize("given", [{"tree_size": 8}, {"tree_depth": 2}], ids=str)
+def test_a_shape_beside_it_is_refused(given):
+    with pytest.raises(LossyError, match=r"tree_\w+=\d has no meaning with .*'expected'.*leave it out"):
+        lossy(target(), assistant_model=head(target()), num_assistant_tokens_schedule="expected", **given)
+
+
+def test_the_heuristic_of_chains_is_refused_for_a_tree():
+    with pytest.raises(LossyError, match=r"'heuristic' is for chains: use 'expected'"):
+        lossy(target(), assistant_model=head(target()), num_assistant_tokens_schedule="heuristic")
 
 
 def test_a_length_beside_it_is_refused():

@@ -185,7 +185,7 @@ def acceptance_length(rows: Sequence[RowStats], prompts: Sequence[int] | None = 
 
 def per_position(rows: Sequence[RowStats]) -> list[dict[str, Any]]:
     """For each position of a chain or level of a tree, the share of the rounds that drafted one and kept it."""
-    deep = [[(r.accepted, r.drafted if r.depth is None else r.depth) for r in row.rounds] for row in rows]
+    deep = [[(r.accepted, r.levels) for r in row.rounds] for row in rows]
     return [
         clustered_mean(
             [float(sum(accepted > i for accepted, _ in rounds)) for rounds in deep],

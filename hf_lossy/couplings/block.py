@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,7 +25,8 @@ class BlockCoupling(Coupling):
 
     name = "block"
 
-    def prefix(self) -> Float[Tensor, "batch drafted_1"]:
+    @cached_property
+    def _prefix(self) -> Float[Tensor, "batch drafted_1"]:
         """P_0 … P_G, [B, G + 1], by their closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in
         double, for a product of G ratios of single-precision probabilities to stay in range)."""
         ratio = at(self.pi, self.drafted).double().div_(at(self.q, self.drafted))
@@ -32,16 +35,42 @@ class BlockCoupling(Coupling):
 
     def acceptance(self) -> Float[Tensor, "batch drafted"]:
         """h_1 … h_G, [B, G]."""
-        self._prefix = P = self.prefix()
-        spare = (P[:, 1:-1, None] * self.pi[:, 1:]).sub_(self.q[:, 1:]).relu_().sum(-1)  # S_1 … S_{G−1}
-        lost = 1 - P[:, 1:-1]
+        P = self._prefix
+        return torch.cat([self._inner(P[:, 1:-1], self.pi[:, 1:], self.q[:, 1:]), P[:, -1:]], 1)
+
+    @staticmethod
+    def _inner(
+        P: Float[Tensor, "*batch"], pi: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
+    ) -> Float[Tensor, "*batch"]:
+        """h_i for i < G, from P_i and the distributions at i + 1."""
+        spare = (P[..., None] * pi).sub_(q).relu_().sum(-1)  # S_i
         # 0/0, where P_i = 1 and π_{i+1} = q_{i+1}: nothing can be refused, so the prefix is as good as accepted
-        inner = (spare / (spare + lost)).nan_to_num_(1.0)
-        return torch.cat([inner, P[:, -1:]], 1)
+        return (spare / (spare + (1 - P))).nan_to_num_(1.0)
 
     def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
+        # looking at one prefix after another makes the host wait for the device, except on a CPU
+        return self._by_looking(coins) if coins.device.type == "cpu" else self._at_once(coins)
+
+    def _at_once(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
         positions = torch.arange(1, coins.shape[1] + 1, device=coins.device)
         return ((coins < self.acceptance()) * positions).amax(1)
+
+    def _by_looking(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
+        """π sums to one, so that S_i ≤ P_i and h_i ≤ P_i: what fails against P_i fails, and of the rest S is computed for the
+        longest prefix, then for the next where that fails."""
+        P, positions = self._prefix, torch.arange(1, coins.shape[1] + 1)
+        may = coins < P[:, 1:]
+        kept = may[:, -1] * len(positions)
+        may[:, -1] = False
+        while True:
+            longest = (may * positions).amax(1)
+            rows = (longest > kept).nonzero().squeeze(1)
+            if not len(rows):
+                return kept
+            i = longest[rows]
+            passed = coins[rows, i - 1] < self._inner(P[rows, i], self.pi[rows, i], self.q[rows, i])
+            kept[rows[passed]] = i[passed]
+            may[rows, i - 1] = False
 
     def residual(self, accepted: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         scale = at(self._prefix, accepted)

@@ -140,4 +140,4 @@ class Draft(CandidateGenerator):
         self, input_ids: Int[Tensor, "batch length"], scores: Float[Tensor, "batch n vocab"] | None, num_matches: int
     ) -> None:
         """Adapt the draft length to how many candidates of the last round were accepted."""
-        self.schedule.update(self.num_assistant_tokens, [num_matches])
+        self.schedule.update([self.num_assistant_tokens], [num_matches])

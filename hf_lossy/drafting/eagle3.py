@@ -21,7 +21,7 @@ from ..ragged import window
 from ..scores import Scorer
 from ..tree import Tree
 from .base import Draft, Proposal
-from .schedule import Schedule
+from .schedule import ExpectedTree, TreeSchedule
 from .stepwise import StepwiseDraft
 
 
@@ -204,17 +204,16 @@ class Eagle3ChainDraft(StepwiseDraft):
 class Eagle3TreeDraft(Draft):
     """EAGLE's dynamic tree: expand the most probable candidates level by level, keep the most probable of all.
 
-    The root's ``top_k`` likeliest tokens are the first level. Then ``depth`` times: the head runs over the ``top_k``
-    candidates of the level with the largest cumulative log-probability, each of which gets its ``top_k`` likeliest tokens as
-    children. Of all candidates the ``size - 1`` with the largest cumulative log-probability stay. The search uses the
+    The root's ``top_k`` likeliest tokens are the first level. For each further level the head runs over the ``top_k``
+    candidates of the last with the largest cumulative log-probability, each of which gets its ``top_k`` likeliest tokens as
+    children. Of all candidates the ``size − 1`` with the largest cumulative log-probability stay. The search uses the
     head's own log-probabilities at temperature 1; q at a node is its softmax after the processors.
 
     Args:
         runner: the head at work.
         scorer: the processors of q, over the target's vocabulary.
         device: the target's.
-        size: nodes, the root included (EAGLE's total_token).
-        depth: expansions after the first level; the longest path has ``depth + 1`` candidates.
+        schedule: how many levels of candidates, and nodes (EAGLE's total_token).
         top_k: candidates expanded at each level, and children of each.
 
     Source: EAGLE-2 2406.16858 and EAGLE-3 2503.01840.
@@ -225,12 +224,19 @@ class Eagle3TreeDraft(Draft):
     samples = False
 
     def __init__(
-        self, runner: HeadRunner, scorer: Scorer, device: torch.device, *, size: int, depth: int, top_k: int
+        self,
+        runner: HeadRunner,
+        scorer: Scorer,
+        device: torch.device,
+        *,
+        schedule: TreeSchedule | ExpectedTree,
+        top_k: int,
     ) -> None:
-        super().__init__(Schedule(depth + 1))
+        super().__init__(schedule)
+        self.nodes = schedule
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
-        self.size, self.depth, self.top_k = size, depth, min(top_k, runner.head.config.draft_vocab_size)
+        self.top_k = min(top_k, runner.head.config.draft_vocab_size)
         self._tree: Tree | None = None
         self._y = torch.empty(0)
         """The head's output at each row of the search."""
@@ -238,7 +244,7 @@ class Eagle3TreeDraft(Draft):
         """The row of the search at each node, −1 where it was not expanded."""
 
     def describe(self) -> dict[str, Any]:
-        return {"draft": "Eagle3Tree", "tree_size": self.size, "tree_depth": self.depth, "tree_top_k": self.top_k}
+        return {**super().describe(), "tree_top_k": self.top_k}
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         self._tree = None
@@ -255,7 +261,7 @@ class Eagle3TreeDraft(Draft):
         own = torch.eye(k, dtype=torch.bool, device=head.device).expand(len(lengths), -1, -1)
         features, seen = head.feedback(y).expand(-1, k, -1), own
         drafted, reached = best.indices, best.values
-        for level in range(min(self.depth, count - 1)):
+        for level in range(count - 1):
             y = self.runner.step(features, self.runner.ids[drafted], level, seen)
             rows.append(y)
             expanded.append(frontier)
@@ -268,9 +274,11 @@ class Eagle3TreeDraft(Draft):
             from_row = chosen // k
             features = head.feedback(y.gather(1, from_row[:, :, None].expand(-1, -1, y.shape[2])))
             seen = torch.cat([seen.gather(1, from_row[:, :, None].expand(-1, -1, seen.shape[2])), own], 2)
-        size = min(self.size, self.runner.target.room or self.size)  # a static cache has to hold the tree
         # a stable sort: of equals the earlier, so that no candidate comes without the one it follows
-        kept = torch.cat(scores, 1).sort(descending=True, stable=True).indices[:, : size - 1].sort().values
+        likely = torch.cat(scores, 1).sort(descending=True, stable=True)
+        size = self.nodes.choose(lambda: likely.values.exp().mean(0).tolist())
+        size = min(size, self.runner.target.room or size)  # a static cache has to hold the tree
+        kept = likely.indices[:, : size - 1].sort().values
         follows, searched = torch.cat(parents, 1).gather(1, kept), torch.cat(expanded, 1)
         chosen_tokens = self.runner.ids[torch.cat(ids, 1).gather(1, kept)]
         self._tree = Tree(chosen_tokens.to(self.device), _node_of(kept, follows).to(self.device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ class Schedule:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def update(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Look at what became of a round: tokens drafted, and accepted in each row."""
+    def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Look at what became of a round: how many tokens could be accepted in each row, and how many were."""
 
     def describe(self) -> dict[str, Any]:
         """What it goes by, for the statistics."""
@@ -33,7 +33,7 @@ class Heuristic(Schedule):
 
     name = "heuristic"
 
-    def update(self, drafted: int, accepted: Sequence[int]) -> None:
+    def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         whole = sum(accepted) // len(accepted) >= self.length
         self.length = self.length + 2 if whole else max(1, self.length - 1)
 
@@ -90,12 +90,19 @@ class Expected(Schedule):
 
     def seconds(self, gamma: int) -> float:
         """What a round costs on average."""
-        verify = float(np.interp(gamma + 1, list(self.costs.target), list(self.costs.target.values())))
+        verify = float(self._verify(self._fed(gamma)))
         return verify + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
 
-    def update(self, drafted: int, accepted: Sequence[int]) -> None:
-        if drafted:
-            tried = sum(min(kept + 1, drafted) for kept in accepted)
+    def _fed(self, gamma: int) -> int:
+        """How many tokens the target reads in a round."""
+        return gamma + 1
+
+    def _verify(self, tokens: Any) -> Any:
+        return np.interp(tokens, list(self.costs.target), list(self.costs.target.values()))
+
+    def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        if any(drafted):
+            tried = sum(min(kept + 1, levels) for kept, levels in zip(accepted, drafted, strict=True))
             self._accepted = self.DECAY * self._accepted + sum(accepted)
             self._tried = self.DECAY * self._tried + tried
         self.length = self._best()
@@ -113,3 +120,78 @@ class Expected(Schedule):
 
     def _best(self) -> int:
         return max(range(self.MOST + 1), key=lambda g: expected_tokens(self.acceptance, g) / self.seconds(g))
+
+
+class TreeSchedule(Schedule):
+    """The same tree in every round: so many levels, and so many nodes.
+
+    Args:
+        size: nodes, the root included.
+        length: levels of candidates.
+    """
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__(length)
+        self.size = size
+
+    def choose(self, reach: Callable[[], Sequence[float]]) -> int:
+        """How many nodes the tree of this round gets, the root included.
+
+        Args:
+            reach: gives the draft's own probability of the path to each candidate that was searched, in descending order,
+                averaged over rows.
+        """
+        return self.size
+
+    def describe(self) -> dict[str, Any]:
+        return {"tree_size": self.size, "tree_depth": self.length - 1}
+
+
+class ExpectedTree(Expected):
+    """The tree with the most expected tokens a second: first its depth, then, when its candidates are known, its size.
+
+    The depth L is chosen as :class:`Expected` chooses γ, with α the acceptance of a level and t at the size that was chosen
+    last. Of the candidates, with probabilities s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are kept:
+
+        argmax over n of  (1 + κ Σ_{i<n} s_i) / (t(n) + L d)
+
+    κ is how many tokens were accepted so far for each that these sums promised, a running estimate. Both choices are made
+    before the coins of the round are thrown, so that the emitted law stays.
+
+    Args:
+        costs: t over the nodes of a tree, and d of a level of the search.
+        asks_bonus: whether the law needs q at nodes that were not searched.
+    """
+
+    MOST, NODES = 8, 64
+
+    def __init__(self, costs: Costs, asks_bonus: bool) -> None:
+        self.size = 8
+        self._promise, self._promised, self._kept = 0.0, self.WEIGHT, self.WEIGHT
+        super().__init__(costs, asks_bonus)
+
+    @property
+    def trust(self) -> float:
+        """κ."""
+        return self._kept / self._promised
+
+    def _fed(self, gamma: int) -> int:
+        return self.size if gamma else 1
+
+    def choose(self, reach: Callable[[], Sequence[float]]) -> int:
+        """As :meth:`TreeSchedule.choose`."""
+        sums = np.cumsum(reach()[: self.NODES - 1])
+        sizes = np.arange(2, len(sums) + 2)
+        rates = (1 + self.trust * sums) / (self._verify(sizes) + self.length * self.costs.draft)
+        best = int(np.argmax(rates))
+        self.size, self._promise = best + 2, float(sums[best])
+        return self.size
+
+    def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        if any(drafted):
+            self._promised = self.DECAY * self._promised + self._promise * len(accepted)
+            self._kept = self.DECAY * self._kept + sum(accepted)
+        super().update(drafted, accepted)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "tree_size": self.size, "tree_depth": self.length - 1}

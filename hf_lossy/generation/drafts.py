@@ -22,7 +22,7 @@ from ..couplings import (
     coupling,
 )
 from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, TwoModelDraft
-from ..drafting.schedule import Costs, Expected, Heuristic, Schedule
+from ..drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedule, TreeSchedule
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
@@ -131,12 +131,13 @@ def head_draft(
     rows = len(target.held)
     runner = HeadRunner(head, target, [0] * rows if mask is None else mask.long().argmax(1).tolist())
     if mode == "tree":
-        of_chains = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+        of_chains = ("num_assistant_tokens", "assistant_confidence_threshold")
         _refuse(options, of_chains, f"is for chains: a tree has {', '.join(TREE)}; or use draft_mode='chain'")
         defaults = tree_defaults(stepwise["device"])
         given = {name: getattr(options, name) for name in TREE}
-        size, depth, top_k = (defaults[name] if value is None else value for name, value in given.items())
-        return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], size=size, depth=depth, top_k=top_k)
+        shape = {name: defaults[name] if value is None else value for name, value in given.items()}
+        tree = tree_schedule(options, law, target, head, prompt, shape)
+        return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], schedule=tree, top_k=shape["tree_top_k"])
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
     length = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
     stepwise["schedule"] = make_schedule(options, length, law, target, head, prompt)
@@ -153,18 +154,38 @@ def make_schedule(
     name = options.num_assistant_tokens_schedule or "constant"
     if name != "expected":
         return (Heuristic if name == "heuristic" else Schedule)(length)
-    if options.num_assistant_tokens is not None:
-        raise LossyError(
-            f"num_assistant_tokens={options.num_assistant_tokens} has no meaning with num_assistant_tokens_schedule="
-            "'expected', which chooses it: leave it out"
-        )
-    asks_bonus = options.bonus != "target" and law.uses_draft and not law.is_strict
+    _refuse(options, ("num_assistant_tokens",), _CHOSEN)
+    return Expected(_costs_of(target, draft, prompt, None), draft is not None and _asks_bonus(options, law))
+
+
+def tree_schedule(
+    options: Options, law: Law, target: CachedModel, head: PreTrainedModel, prompt: Tensor, shape: dict[str, int]
+) -> TreeSchedule | ExpectedTree:
+    """How the shape of a tree is chosen, as :func:`make_schedule`."""
+    name = options.num_assistant_tokens_schedule or "constant"
+    if name == "expected":
+        _refuse(options, ("tree_size", "tree_depth"), _CHOSEN)
+        return ExpectedTree(_costs_of(target, head, prompt, shape["tree_top_k"]), _asks_bonus(options, law))
+    if name == "heuristic":
+        _refuse(options, ("num_assistant_tokens_schedule",), "is for chains: use 'expected', or draft_mode='chain'")
+    return TreeSchedule(shape["tree_size"], shape["tree_depth"] + 1)
+
+
+_CHOSEN = "has no meaning with num_assistant_tokens_schedule='expected', which chooses it: leave it out"
+
+
+def _asks_bonus(options: Options, law: Law) -> bool:
+    return options.bonus != "target" and law.uses_draft and not law.is_strict
+
+
+def _costs_of(target: CachedModel, draft: PreTrainedModel | None, prompt: Tensor, top_k: int | None) -> Costs:
+    """Forward times of a target and a draft, measured once."""
     with _calibrating:
         known = _costs.setdefault(target.model, {})
-        key = (None if draft is None else weakref.ref(draft), len(prompt))
+        key = (None if draft is None else weakref.ref(draft), len(prompt), top_k)
         if key not in known:
-            known[key] = _measured(target.model, draft, prompt[:, -CALIBRATION_PROMPT:])
-    return Expected(known[key], asks_bonus and draft is not None)
+            known[key] = _measured(target.model, draft, prompt[:, -CALIBRATION_PROMPT:], top_k)
+    return known[key]
 
 
 CALIBRATION_PROMPT = 64
@@ -173,14 +194,16 @@ _costs: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary
 _calibrating = threading.Lock()
 
 
-def _measured(target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Tensor) -> Costs:
-    verify = forward_seconds(target, prompt, [1, 2, 4, 8, Expected.MOST + 1], repeats=3)
+def _measured(target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Tensor, top_k: int | None) -> Costs:
+    sizes = [1, 2, 4, 8, Expected.MOST + 1] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.NODES]
+    verify = forward_seconds(target, prompt, sizes, repeats=3, trees=top_k is not None)
     if draft is None:
         return Costs(verify, 0.0)
     if is_head(draft):
         if prompt.shape[1] < 2:
             prompt = prompt.expand(-1, 2)  # a head needs two tokens
-        return Costs(verify, head_seconds(target, draft, prompt, [1], repeats=3)[1])
+        rows = top_k or 1  # a level of a tree expands so many candidates
+        return Costs(verify, head_seconds(target, draft, prompt, [rows], repeats=3)[rows])
     return Costs(verify, forward_seconds(draft, prompt, [1], repeats=3)[1])
 
 

@@ -101,7 +101,7 @@ def decode(run: Run) -> list[Int[Tensor, "length"]]:
             outcome = couple(run, proposal, verified.logits)
         with timed("cache"):
             stopped = commit(run, proposal, verified, outcome)
-            roll_back(run, proposal, outcome)
+            roll_back(run, outcome)
             drop(run, stopped)
         if timed == stats.first_round:
             timed, prefill = stats.timed, (run.target.seconds, run.draft.seconds)
@@ -270,6 +270,7 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
     depths = None if tree.is_chain else tree.depths.amax(1).tolist()
     put(run.tokens, [length + k for length, k in zip(run.lengths, kept, strict=True)], outcome.last[:, None])
     blocks = window(run.tokens, run.lengths, max(kept) + 1).tolist()
+    figures = torch.cat([torch.stack(piece, -1) for piece in outcome.figures], 1) if outcome.figures else None
     for row, path in enumerate(outcome.paths):
         length, new = run.lengths[row], blocks[row][: len(path)]
         if new[-1] == BROKEN:
@@ -282,10 +283,8 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
         stats.sources.extend(["accepted"] * accepted)
         if emitted > kept[row]:
             stats.sources.append("bonus" if outcome.leaves[row] else "replaced")
-        if outcome.figures:
-            stats.add_accounting(
-                Accounting(*(torch.cat(x, 1)[row, :emitted] for x in zip(*outcome.figures, strict=True)))
-            )
+        if figures is not None:
+            stats.add_accounting(figures[row, :emitted])
         if run.on_token is not None:
             for token in new[:emitted]:
                 run.on_token(token)
@@ -295,12 +294,13 @@ def commit(run: Run, proposal: Proposal, verified: Verified, outcome: Outcome) -
     return stopped
 
 
-def roll_back(run: Run, proposal: Proposal, outcome: Outcome) -> None:
+def roll_back(run: Run, outcome: Outcome) -> None:
     """Forget the refused tokens: the target's cache keeps all settled tokens but the last, the draft's what it can use; and
     let the draft length follow how it went."""
     run.target.crop([length - 1 for length in run.lengths], outcome.paths if run.draft.walked else ())
     run.draft.settle(run.lengths)
-    run.draft.schedule.update(proposal.tokens.shape[1], [len(path) - 1 for path in outcome.paths])
+    levels = [run.stats.rows[number].rounds[-1].levels for number in run.rows]
+    run.draft.schedule.update(levels, [len(path) - 1 for path in outcome.paths])
 
 
 def drop(run: Run, stopped: Sequence[bool]) -> None:

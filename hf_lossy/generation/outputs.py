@@ -52,13 +52,15 @@ class Recorder:
         Args:
             row: which sequence of the batch.
             outputs: of the forward, which has this one row where states are asked for; its states may hold the prompt before
-            the nodes, which then goes to the first token. logits: at each node, [1, nodes, rows].
+                the nodes, which then goes to the first token.
+            logits: at each node, [1, nodes, rows].
             scores: along the path, [1, n, V].
             path: the nodes that the emitted tokens were drawn at.
         """
-        for kept, given in ((self.scores, scores[:, : len(path)]), (self.logits, logits[:, list(path)])):
-            if kept is not None:
-                kept[row].extend(x.to(torch.float32, copy=True) for x in given.unbind(1))
+        if self.scores is not None:
+            self.scores[row].extend(x.to(torch.float32, copy=True) for x in scores[:, : len(path)].unbind(1))
+        if self.logits is not None:
+            self.logits[row].extend(x.to(torch.float32, copy=True) for x in logits[:, list(path)].unbind(1))
         nodes = logits.shape[1]
         if self.hidden_states is not None:
             width = outputs.hidden_states[0].shape[1]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..accounting import Accounting
 
@@ -27,8 +29,7 @@ class Round:
         emitted: all tokens emitted, ``accepted`` plus the replaced or bonus token unless the stop came before it.
         stop: why generation ended in this round (``"eos"``, ``"length"``, or the class of the stopping criterion), else
             None.
-        depth: how many of the proposed tokens can be accepted at most: the longest path of a tree; None: all of
-            them, a chain.
+        depth: the longest path of a tree; None: a chain.
     """
 
     drafted: int
@@ -36,6 +37,11 @@ class Round:
     emitted: int
     stop: str | None = None
     depth: int | None = None
+
+    @property
+    def levels(self) -> int:
+        """How many proposed tokens can be accepted at most."""
+        return self.drafted if self.depth is None else self.depth
 
 
 @dataclass(slots=True)
@@ -46,9 +52,10 @@ class RowStats:
     sources: list[Source] = field(default_factory=list)
     _accounting: list[torch.Tensor] = field(default_factory=list)
 
-    def add_accounting(self, figures: Accounting) -> None:
-        """Keep one round's figures, each [emitted]; they stay on the device until they are asked for."""
-        self._accounting.append(torch.stack(figures, -1))
+    def add_accounting(self, figures: Float[Tensor, "emitted fields"]) -> None:
+        """Keep one round's figures, the fields of :class:`hf_lossy.accounting.Accounting` for each emitted token; they stay
+        on the device until they are asked for."""
+        self._accounting.append(figures)
 
     @property
     def accounting(self) -> dict[str, list[float]] | None:
@@ -156,7 +163,7 @@ class VerificationStats:
     @property
     def acceptance_rate_per_position(self) -> list[float]:
         """For each position of the draft (level of a tree): rounds that kept a token there / rounds that drafted one."""
-        depths = [r.drafted if r.depth is None else r.depth for r in self.rounds]
+        depths = [r.levels for r in self.rounds]
         return [
             _ratio(sum(r.accepted > i for r in self.rounds), sum(depth > i for depth in depths))
             for i in range(max(depths, default=0))

@@ -62,7 +62,7 @@ class Distortion(evaluate.Metric):
             row = RowStats()
             one, two, three = (torch.tensor(figure, dtype=torch.float64) for figure in figures)
             unknown = torch.full_like(one, torch.nan)  # acceptance and waste are not asked about
-            row.add_accounting(Accounting(one, two, three, unknown, unknown))
+            row.add_accounting(torch.stack(Accounting(one, two, three, unknown, unknown), -1))
             stats.rows.append(row)
         totals = stats.accounting or {}
         return {
