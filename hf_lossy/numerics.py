@@ -35,8 +35,8 @@ def capped(
 def masked(
     probs: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch vocab"]:
-    """``probs · 1_A``. (Converting the mask first is four times as fast as a product of mixed types.)"""
-    return allowed.to(probs.dtype).mul_(probs)
+    """``probs · 1_A``. (Nearly twice as fast as a product with the mask.)"""
+    return torch.where(allowed, probs, 0.0)
 
 
 def restrict(

@@ -53,7 +53,8 @@ class Bug:
 
 BUGS = [
     Bug("token: <= for <", "couplings/token.py", "coins < self", "coins <= self", COUPLINGS),
-    Bug("block: <= for <", "couplings/block.py", "may = coins < P", "may = coins <= P", COUPLINGS),
+    Bug("block: <= for <", "couplings/block.py", "coins < self.acceptance()", "coins <= self.acceptance()", COUPLINGS),
+    Bug("block: <= for <, looking", "couplings/block.py", "u[i - 1] < P[i]", "u[i - 1] <= P[i]", COUPLINGS),
     Bug("reference: <= for <", "couplings/reference.py", "coins < self", "coins <= self", COUPLINGS),
     Bug("acceptance not cumulative", "couplings/base.py", "kept.long().cumprod(1).sum(1)", "kept.sum(1)", COUPLINGS),
     Bug(
@@ -91,22 +92,22 @@ BUGS = [
         "row_at(self.pi, accepted)",
         COUPLINGS,
     ),
-    Bug("block: P not capped", "couplings/block.py", ".div(products.cummax(1).values)", "", COUPLINGS),
+    Bug("block: P not capped", "couplings/block.py", ".div_(products.cummax(1).values.clamp_min_(1))", "", COUPLINGS),
     Bug(
         "block: S of another position",
         "couplings/block.py",
-        "self.pi[rows, i], self.q[rows, i]",
-        "self.pi[rows, i - 1], self.q[rows, i - 1]",
+        "self.pi[row, i], self.q[row, i]",
+        "self.pi[row, i - 1], self.q[row, i - 1]",
         COUPLINGS,
     ),
     Bug(
         "block: verified token by token",
         "couplings/block.py",
-        "longest = (may * positions)",
-        "longest = (may.long().cumprod(1) * positions)",
+        ".amax(1)",
+        ".ne(0).long().cumprod(1).sum(1)",
         COUPLINGS,
     ),
-    Bug("block: the longest alone", "couplings/block.py", "may[rows, i - 1] = False", "may[rows] = False", COUPLINGS),
+    Bug("block: P for h", "couplings/block.py", "last = i == coins.shape[1]", "last = True", COUPLINGS),
     Bug(
         "reference: draft for replacement",
         "couplings/reference.py",
@@ -409,7 +410,7 @@ BUGS = [
         "(Accounting(*(x[:, None] for x in account(p_bonus",
         STATISTICS,
     ),
-    Bug("generate: broken scores pass", "generation/loop.py", "    if not sound:", "    if False:", ERRORS),
+    Bug("generate: broken scores pass", "generation/loop.py", "    if not all(sound):", "    if False:", ERRORS),
     Bug(
         "generate: a broken q at the bonus position passes",
         "generation/loop.py",

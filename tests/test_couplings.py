@@ -157,8 +157,8 @@ def sampled_round(cls: type[Coupling], law_: Law, p, q, vocabulary: int, gamma: 
     assert ((h >= 0) & (h <= 1)).all()
     coins = torch.where(keeps, 0.0, h)
     accepted = made.accepted(coins)
-    if isinstance(made, BlockCoupling):  # as on an accelerator
-        assert torch.equal(made._at_once(coins), accepted)
+    if isinstance(made, BlockCoupling):  # as for a large vocabulary on a CPU
+        assert torch.equal(made._by_looking(coins), accepted)
     weight = proposed * torch.where(keeps, h, 1 - h).prod(1)
 
     residual = made.residual(accepted)

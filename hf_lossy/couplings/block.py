@@ -5,9 +5,13 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..numerics import at
 from .base import Coupling, register_coupling, row_at
+
+FEW = 8
+"""Rows up to which a look at single positions costs less than all positions at once."""
 
 
 @register_coupling
@@ -29,9 +33,11 @@ class BlockCoupling(Coupling):
     def _prefix(self) -> Float[Tensor, "batch drafted_1"]:
         """P_0 … P_G, [B, G + 1], by their closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in
         double, for a product of G ratios of single-precision probabilities to stay in range)."""
-        ratio = at(self.pi, self.drafted).double().div_(at(self.q, self.drafted))
-        products = torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(1)], 1)
-        return products.div(products.cummax(1).values).to(self.pi.dtype)
+        drafted = self.drafted.unsqueeze(-1)
+        ratio = self.pi.gather(-1, drafted).double().div_(self.q.gather(-1, drafted)).squeeze(-1)
+        products = ratio.cumprod(1)
+        P = products.div_(products.cummax(1).values.clamp_min_(1))
+        return F.pad(P, (1, 0), value=1.0).to(self.pi.dtype)
 
     def acceptance(self) -> Float[Tensor, "batch drafted"]:
         """h_1 … h_G, [B, G]."""
@@ -49,28 +55,30 @@ class BlockCoupling(Coupling):
 
     def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
         # looking at one prefix after another makes the host wait for the device, except on a CPU
-        return self._by_looking(coins) if coins.device.type == "cpu" else self._at_once(coins)
+        looks = coins.device.type == "cpu" and len(coins) <= FEW
+        return self._by_looking(coins) if looks else self._at_once(coins)
 
     def _at_once(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
         positions = torch.arange(1, coins.shape[1] + 1, device=coins.device)
         return ((coins < self.acceptance()) * positions).amax(1)
 
     def _by_looking(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
-        """π sums to one, so that S_i ≤ P_i and h_i ≤ P_i: what fails against P_i fails, and of the rest S is computed for the
-        longest prefix, then for the next where that fails."""
-        P, positions = self._prefix, torch.arange(1, coins.shape[1] + 1)
-        may = coins < P[:, 1:]
-        kept = may[:, -1] * len(positions)
-        may[:, -1] = False
-        while True:
-            longest = (may * positions).amax(1)
-            rows = (longest > kept).nonzero().squeeze(1)
-            if not len(rows):
-                return kept
-            i = longest[rows]
-            passed = coins[rows, i - 1] < self._inner(P[rows, i], self.pi[rows, i], self.q[rows, i])
-            kept[rows[passed]] = i[passed]
-            may[rows, i - 1] = False
+        """π sums to one, so that S_i ≤ P_i and h_i ≤ P_i: what fails against P_i fails, and of the rest S is computed for
+        the longest prefix, then for the next where that fails."""
+
+        def passes(row: int, i: int, coin: float) -> bool:
+            last = i == coins.shape[1]
+            return last or coin < float(self._inner(self._prefix[row, i], self.pi[row, i], self.q[row, i]))
+
+        longest_first = range(coins.shape[1], 0, -1)
+        thrown = enumerate(zip(self._prefix.tolist(), coins.tolist(), strict=True))
+        return coins.new_tensor(
+            [
+                next((i for i in longest_first if u[i - 1] < P[i] and passes(row, i, u[i - 1])), 0)
+                for row, (P, u) in thrown
+            ],
+            dtype=torch.long,
+        )
 
     def residual(self, accepted: Int[Tensor, "batch"]) -> Float[Tensor, "batch vocab"]:
         scale = at(self._prefix, accepted)

@@ -66,14 +66,16 @@ class StepwiseDraft(Draft):
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         drafted, kept = list[Tensor](), list[Tensor]()
         # as many coins in every round: a row of a batch draws those that it would draw alone
-        coins = None if self.greedy or count < 1 else self.coins(len(lengths), max(count, self.num_assistant_tokens))
+        coins: Sequence[Tensor] | None = None
+        if not self.greedy and count > 0:
+            coins = self.coins(len(lengths), max(count, self.num_assistant_tokens)).unbind(1)
         prefix, going = tokens, [True] * len(lengths)
         if not self.scorer.prefix_free and count > 0:
             prefix = torch.cat([tokens[:, : max(lengths)], tokens.new_zeros(len(lengths), count)], 1)
         for i in range(count):
             places = [length + i for length in lengths]
             q = self.distribution(self.logits(tokens, lengths, drafted), prefix, places)
-            token = q.argmax(-1) if coins is None else sample(q, coins[:, i].to(q.device))
+            token = q.argmax(-1) if coins is None else sample(q, coins[i].to(q.device))
             drafted.append(token)
             if not self.scorer.prefix_free:
                 put(prefix, places, token[:, None].to(prefix.device))

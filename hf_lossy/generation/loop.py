@@ -324,14 +324,13 @@ def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | No
     and strict) the maximum does."""
     marks = [p[..., 0] if run.sampled or run.accounting or not run.law.is_strict else p.amax(-1)]
     marks += [] if q is None else [q[..., 0]]
-    sound = torch.stack([mark.sum() for mark in marks]).sum().isfinite()
-    ends = drafted[:, -1] if drafted.shape[1] else torch.full_like(accepted, -1)
-    *numbers, sound = torch.cat([accepted, ends, sound[None]]).tolist()
-    if not sound:
+    sound = torch.cat(marks, 1).sum(1).isfinite()
+    numbers, ends, sound = torch.stack([accepted, drafted[:, -1] if drafted.shape[1] else accepted - 1, sound]).tolist()
+    if not all(sound):
         complaints = (run.scorer.complain, run.draft.complain)
         for mark, complain in zip(marks, complaints, strict=False):
             broken = (~mark.isfinite()).nonzero()
             if len(broken):
                 row, position = broken[broken[:, 1].argmin()].tolist()
                 raise complain(run.lengths[row] + position)
-    return numbers[: len(accepted)], [token in run.stops.eos for token in numbers[len(accepted) :]]
+    return numbers, [token in run.stops.eos for token in ends]
