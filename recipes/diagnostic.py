@@ -75,7 +75,9 @@ def heads() -> list[Any]:
         {"law": {"method": "gated_ceiling"}, "grid": [0.4]},
         *truncation,
     ]
-    shapes: list[dict[str, Any]] = [{"draft_mode": "tree"}, {"draft_mode": "chain", "num_assistant_tokens": 4}]
+    # small, since the target reads every node of every tree, and a CPU pays for each
+    tree = {"draft_mode": "tree", "tree_size": 8, "tree_depth": 3, "tree_top_k": 4}
+    shapes: list[dict[str, Any]] = [tree, {"draft_mode": "chain", "num_assistant_tokens": 4}]
     points = [{**entry, "draft_probs": "point_mass"} for entry in (lenient, *truncation)]
     return [{**entry, **shape} for shape in shapes for entry in (*head, *points)]
 

@@ -16,12 +16,13 @@ import torch
 import typer
 
 from hf_lossy import bench
-from hf_lossy.bench import batches, throughput, trees
+from hf_lossy.bench import batches, memory, throughput, trees
 from hf_lossy.bench import coupling as coupling_bench
 from hf_lossy.bench.cases import LAWS, cases
 from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
 from hf_lossy.bench.rounds import record
 from hf_lossy.cli.bench import bench as command
+from hf_lossy.compat import CACHE_NAME, default_cache
 from hf_lossy.errors import LossyError
 from hf_lossy.generation import VerificationStats
 from hf_lossy.generation.statistics import Round, RowStats
@@ -369,9 +370,24 @@ def test_a_length_that_follows_beside_fixed_ones(name):
     found = batches.measure_schedule(load_pair(name), prompts=2, repeats=1, max_new_tokens=16)
     assert found["same_text"] == 2
     assert {"expected", "γ = 1", "γ = 20"} <= found["methods"].keys()
-    assert found["best"] in found["methods"]
-    assert all(one["of"] == "expected" for one in found["ratios"])
-    assert 0 < found["mean_length"] <= 20
+    assert set(found["best"].values()) <= found["methods"].keys()
+    schedules = {"expected"} if name == "arithmetic" else {"expected", "expected tree"}
+    assert {one["of"] for one in found["ratios"]} == found["best"].keys() == found["mean_length"].keys() == schedules
+    assert 0 < found["mean_length"]["expected"] <= 20
+    json.dumps(found)
+
+
+def test_memory_is_noted_through_a_long_text():
+    pair = load_pair("arithmetic")
+    found = memory.measure_memory(pair, tokens=1000)
+    assert [tokens for tokens, _ in found["points"]] == [0, 500, 1000]  # no end of text stopped it
+    cache = default_cache(pair.target)
+    with torch.no_grad():
+        pair.target(torch.ones(1, 7, dtype=torch.long), **{CACHE_NAME: cache})
+    held = sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
+    assert memory.cache_bytes(pair.target) == held / 7
+    assert found["cache_bytes_per_token"] > held / 7
+    assert "left_out" in memory.measure_memory(load_pair("arithmetic-eagle3"))
     json.dumps(found)
 
 

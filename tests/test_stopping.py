@@ -51,6 +51,15 @@ def check_cut(out, length, stop, sources=None):
 A, B, R = "accepted", "bonus", "replaced"
 
 
+@greedy_and_sampled
+@pytest.mark.parametrize("end", [-1, [-1]], ids=str)
+@pytest.mark.parametrize("drafted", [right, lambda: {"prompt_lookup_num_tokens": 3}], ids=["draft", "lookup"])
+def test_an_end_token_that_is_none(end, sample, drafted):
+    """A usual way to say that nothing ends the text; a lookup finds nothing, so that rounds have no candidates."""
+    out = lossy(scripted(SCRIPT), do_sample=sample, eos_token_id=end, max_new_tokens=len(SCRIPT), **drafted())
+    assert out[0, N:].tolist() == SCRIPT
+
+
 # transformers#47912, #47931, #48981: EOS inside an accepted block
 @greedy_and_sampled
 @pytest.mark.parametrize("position", range(9))

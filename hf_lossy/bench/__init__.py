@@ -4,7 +4,8 @@
 is spent outside the models. ``coupling``: the time of one coupling in units of two softmaxes. ``efficiency``: tokens a
 round of the block, token and reference couplings at equal law. ``trees``: what an EAGLE-3 head is worth: acceptance and
 speed of chains and trees, and the laws on a tree. ``batches``: batches against one at a time, and the schedule ``expected``
-against fixed draft lengths. ``report``: which of them on which pair, and the files.
+against fixed draft lengths. ``memory``: what a long text takes beside its caches. ``report``: which of them on which pair,
+and the files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from .batches import measure_batches, measure_schedule
 from .coupling import measure_coupling
 from .efficiency import expected_tokens, measure_efficiency
+from .memory import measure_memory
 from .outside import outside_forwards
 from .report import PARTS, RESULTS, Settings, defaults, measure_pair, save, with_provenance
 from .throughput import measure_throughput
@@ -26,6 +28,7 @@ __all__ = [
     "measure_batches",
     "measure_coupling",
     "measure_efficiency",
+    "measure_memory",
     "measure_pair",
     "measure_schedule",
     "measure_throughput",

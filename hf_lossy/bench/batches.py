@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..generation import VerificationStats, generate
-from ..generation.options import DEFAULT_HEAD_CHAIN
+from ..generation.options import DEFAULT_HEAD_CHAIN, TREE
 from ..loading import Pair
 from ..timing import timed
 from .estimates import Track, rotated, spread, untracked
 from .throughput import GREEDY, SAMPLED, Measured, Method, draft_length, ratio, run_in_turn, setting
+from .trees import SHAPES, shape_name
 
 SIZES = (1, 8)
 LENGTHS = (1, 2, 3, 4, 5, 7, 10, 14, 20)
@@ -98,19 +99,20 @@ def measure_schedule(
     pair: Pair, prompts: int, repeats: int, max_new_tokens: int, seed: int = 0, track: Track = untracked
 ) -> dict[str, Any]:
     """``num_assistant_tokens_schedule="expected"`` beside every fixed γ of :data:`LENGTHS`, greedy and lossless, so that all
-    write the same text.
+    write the same text. An EAGLE-3 head drafts chains, and trees beside the fixed ones of
+    :data:`hf_lossy.bench.trees.SHAPES`.
 
     Returns:
-        ``settings``; ``methods``: tokens/s of each; ``best``: the fixed γ that was fastest; ``ratios``: of ``expected`` to
-        the best and to the pair's own γ, as :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``: tokens ``expected``
-        drafted a round; ``same_text``: on how many prompts all wrote the same. An EAGLE-3 head drafts chains.
+        ``settings``; ``methods``: tokens/s of each; ``best``: for ``expected``, and ``expected tree``, the fastest of the
+        fixed; ``ratios``: to these, and to the pair's own γ, as :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``:
+        tokens that each schedule drafted a round; ``same_text``: on how many prompts all wrote the same.
     """
-    mode = {} if pair.head is None else {"draft_mode": "chain"}
     common = {"max_new_tokens": max_new_tokens, **GREEDY, "verification": "lossless"}
 
     def method(name: str, **how: Any) -> Method:
-        drafting = pair.drafting(**mode)
-        drafting.pop("num_assistant_tokens", None)
+        drafting = {k: v for k, v in pair.drafting().items() if k not in ("num_assistant_tokens", *TREE)}
+        if pair.head is not None:
+            drafting["draft_mode"] = "chain"
         if pair.draft is None and "num_assistant_tokens" in how:
             how = {"prompt_lookup_num_tokens": how["num_assistant_tokens"]}
         return Method(name, True, {**drafting, **common, **how})
@@ -118,15 +120,20 @@ def measure_schedule(
     own = draft_length(pair) if pair.head is None else DEFAULT_HEAD_CHAIN
     lengths = sorted({*LENGTHS, own})
     made = [method(f"γ = {n}", num_assistant_tokens=n) for n in lengths]
+    fixed = {"expected": [one.name for one in made]}
     made.append(method("expected", num_assistant_tokens_schedule="expected"))
+    if pair.head is not None:
+        trees = [method(shape_name(shape), **shape) for shape in SHAPES if shape["draft_mode"] == "tree"]
+        fixed["expected tree"] = [one.name for one in trees]
+        tree = {"draft_mode": "tree", "num_assistant_tokens_schedule": "expected"}
+        made += [*trees, method("expected tree", **tree)]
     inputs = [pair.inputs(text) for text in pair.prompts[:prompts]]
     found = run_in_turn([(pair, one) for one in made], inputs, repeats, seed, track, f"{pair.name}: draft lengths")
     by_name: dict[str, Measured] = {one.method.name: one for one in found}
     rates = {name: one.summary()["tokens_per_second"] for name, one in by_name.items()}
-    fixed = [f"γ = {n}" for n in lengths]
-    best = max(fixed, key=lambda name: rates[name]["median"])
-    chosen = by_name["expected"].stats
-    rounds = [r for stats in chosen for r in stats.rounds]
+    best = {name: max(others, key=lambda other: rates[other]["median"]) for name, others in fixed.items()}
+    rounds = {name: [r for stats in by_name[name].stats for r in stats.rounds] for name in fixed}
+    beside = dict.fromkeys([*best.items(), ("expected", f"γ = {own}")])
     return {
         "settings": setting(
             pair,
@@ -138,7 +145,7 @@ def measure_schedule(
         ),
         "methods": rates,
         "best": best,
-        "ratios": [ratio(by_name["expected"], by_name[name]) for name in dict.fromkeys((best, f"γ = {own}"))],
-        "mean_length": sum(r.drafted for r in rounds) / len(rounds),
+        "ratios": [ratio(by_name[name], by_name[other]) for name, other in beside],
+        "mean_length": {name: sum(r.drafted for r in mine) / len(mine) for name, mine in rounds.items()},
         "same_text": sum(len({tuple(one.texts[i]) for one in found}) == 1 for i in range(len(inputs))),
     }

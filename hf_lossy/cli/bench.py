@@ -320,11 +320,24 @@ def show_schedule(name: str, figures: dict[str, Any]) -> None:
     )
     table = _table(title, "median of the repeats \\[quartiles]", "draft length", "tokens/s")
     for method, rate in figures["methods"].items():
-        table.add_row(method, _spread(rate), style="bold" if method == figures["best"] else "")
+        table.add_row(method, _spread(rate), style="bold" if method in figures["best"].values() else "")
     console.print(table)
     for found in figures["ratios"]:
-        console.print(f"{found['of']} / {found['to']}: {_spread(found)}")
-    console.print(f"expected drafted {figures['mean_length']:.1f} tokens a round")
+        interval = (
+            "" if found["interval"] is None else "; 95 % over prompts {:.2f} to {:.2f}".format(*found["interval"])
+        )
+        console.print(f"{found['of']} / {found['to']}: {_spread(found)}{interval}")
+    for name, length in figures["mean_length"].items():
+        console.print(f"{name} drafted {length:.1f} tokens a round")
+
+
+def show_memory(name: str, figures: dict[str, Any]) -> None:
+    """What a token of a long text takes."""
+    tokens, last = figures["points"][-1]
+    console.print(
+        f"{name}: {tokens:,} tokens, {last / 1e6:.0f} MB at the end; in the second half a token took "
+        f"{figures['bytes_per_token']:,.0f} bytes, {figures['cache_bytes_per_token']:,} of them in the caches"
+    )
 
 
 SHOWN = {
@@ -334,6 +347,7 @@ SHOWN = {
     "trees": show_trees,
     "batches": show_batches,
     "schedule": show_schedule,
+    "memory": show_memory,
 }
 
 

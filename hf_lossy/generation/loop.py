@@ -30,8 +30,8 @@ from .outputs import Recorder
 from .statistics import Round, RowStats, VerificationStats
 from .stops import Stops
 
-BROKEN = -1
-"""Stands for a bonus token that was drawn with a q of NaN, until the tokens are read."""
+BROKEN, NONE = -1, -2
+"""Stand for a token that was drawn from a π of NaN, until the tokens are read, and for no token."""
 
 
 @dataclass
@@ -325,7 +325,9 @@ def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | No
     marks = [p[..., 0] if run.sampled or run.accounting or not run.law.is_strict else p.amax(-1)]
     marks += [] if q is None else [q[..., 0]]
     sound = torch.cat(marks, 1).sum(1).isfinite()
-    numbers, ends, sound = torch.stack([accepted, drafted[:, -1] if drafted.shape[1] else accepted - 1, sound]).tolist()
+    # (where nothing was drafted, any token that is none: −1 may be how a caller says that no token ends a text)
+    last = drafted[:, -1] if drafted.shape[1] else torch.full_like(accepted, NONE)
+    numbers, ends, sound = torch.stack([accepted, last, sound]).tolist()
     if not all(sound):
         complaints = (run.scorer.complain, run.draft.complain)
         for mark, complain in zip(marks, complaints, strict=False):

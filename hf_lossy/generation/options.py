@@ -72,7 +72,8 @@ class Options:
         num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
         num_assistant_tokens_schedule: ``"constant"`` (default), ``"heuristic"``, or ``"expected"``: in each round the γ with
             the most expected tokens a second, from measured forward times and the acceptance so far
-            (:class:`hf_lossy.drafting.schedule.Expected`).
+            (:class:`hf_lossy.drafting.schedule.Expected`), or a tree's depth and size
+            (:class:`hf_lossy.drafting.schedule.ExpectedTree`).
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
