@@ -155,6 +155,11 @@ def free_slots(cache: Cache, held: int) -> int | None:
     return min(sizes) - held if sizes else None
 
 
+def hub_commit(model: PreTrainedModel) -> str | None:
+    """The commit of the Hub's repository that a model was loaded from; None for a local one."""
+    return getattr(model.config, "_commit_hash", None)
+
+
 def attention_of(model: PreTrainedModel) -> str:
     """The attention implementation a model runs with."""
     return str(model.config.get_text_config(decoder=True)._attn_implementation)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from accelerate import PartialState
 from hf_lossy.bench.estimates import untracked
 from hf_lossy.cli.common import track
 from hf_lossy.evaluation.methods import Method, methods
+from hf_lossy.evaluation.origin import origin
 from hf_lossy.evaluation.report import markdown, plot, write_csv
 from hf_lossy.evaluation.run import by_method, open_results, run
 from hf_lossy.evaluation.summary import summary
@@ -97,14 +99,13 @@ def evaluate(
     task = task_named("clock_sums")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     sampling["max_new_tokens"] = task.max_new_tokens
-    folder = work / name
+    folder, pair, items = work / name, load_pair(pair_name), load(task, limit=limit)
     if state.is_main_process:
         config = {"pair": pair_name, "task": task.name, "limit": limit, "batch_size": batch, **sampling}
-        open_results(folder, config | {"methods": [method.to_dict() for method in wanted]})
+        open_results(folder, config | {"methods": [method.to_dict() for method in wanted]}, origin(pair, task, items))
     state.wait_for_everyone()
-    items = load(task, limit=limit)
     shown = track if state.is_main_process else untracked
-    return run(load_pair(pair_name), task, items, wanted, [0], sampling, folder, state, shown, batch)
+    return run(pair, task, items, wanted, [0], sampling, folder, state, shown, batch)
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -263,10 +264,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"task": "clock_sums", "temperature": temperature, "limit": args.problems, "seeds": 1}
         write_json(folder / "summary.json", {"pair": pair, "settings": settings, "rows": rows})
-        write_json(folder / "provenance.json", provenance())
-        (folder / "config.yaml").write_text(
-            (args.work / name / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8"
-        )
+        for kept in ("config.yaml", "provenance.json"):
+            shutil.copyfile(args.work / name / kept, folder / kept)
         (folder / "table.md").write_text(markdown(rows), encoding="utf-8")
         write_csv(rows, folder / "table.csv")
         plot(rows, folder, f"{pair}, T = {temperature:g}, {args.problems} problems a point")

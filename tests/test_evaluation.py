@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import hf_lossy
 from hf_lossy.evaluation.methods import Method, methods
+from hf_lossy.evaluation.origin import origin
 from hf_lossy.evaluation.report import cells, curves, latex, markdown, plot, write_csv
 from hf_lossy.evaluation.run import Unit, generate_and_mark, in_batches, item_seed, open_results, read_lines, run
 from hf_lossy.evaluation.summary import gap, summary
@@ -29,8 +33,11 @@ def pair():
 
 def work(pair, folder, entries=("lenience",), limit=3, seeds=(0,), config=None, **more):
     wanted = methods(entries)
-    open_results(folder, config or {"methods": [m.to_dict() for m in wanted], "limit": limit})
-    return run(pair, TASK, load(TASK, limit=limit), wanted, seeds, SETTINGS, folder, **more), wanted
+    items = load(TASK, limit=limit)
+    open_results(
+        folder, config or {"methods": [m.to_dict() for m in wanted], "limit": limit}, origin(pair, TASK, items)
+    )
+    return run(pair, TASK, items, wanted, seeds, SETTINGS, folder, **more), wanted
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------
@@ -86,7 +93,9 @@ def test_a_run_has_a_line_for_every_method_seed_and_item(pair, tmp_path):
     assert [m.key for m in wanted] == list(dict.fromkeys(line["method"] for line in lines))
     first = lines[-1]
     assert first["tokens"] == sum(first["kept"]) + first["rounds"] or first["text"].endswith("<eos>")
-    assert (tmp_path / "out/provenance.json").is_file()
+    told = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert told["models"].keys() == {"target", "draft"}
+    assert told["data"]["records"] == 3
     assert len(read_lines(tmp_path / "out", "times.jsonl")) == len(lines)
 
 
@@ -166,14 +175,25 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(pair, tmp_path):
     assert not list((tmp_path / "cut").glob("*.part*"))
 
 
+def test_other_weights_and_other_records_are_told_apart(pair):
+    same, items = origin(pair, TASK, load(TASK, limit=3)), load(TASK, limit=4)
+    assert origin(pair, TASK, load(TASK, limit=3)) == same
+    assert origin(pair, TASK, items)["data"]["sha256"] != same["data"]["sha256"]
+    other = dataclasses.replace(pair, target=copy.deepcopy(pair.target))
+    with torch.no_grad():
+        other.target.lm_head.weight[0, 0] += 1
+    assert origin(other, TASK, items)["models"]["target"]["fingerprint"] != same["models"]["target"]["fingerprint"]
+    assert origin(other, TASK, items)["models"]["draft"] == same["models"]["draft"]
+
+
 def test_a_folder_of_another_configuration_is_refused(pair, tmp_path):
     work(pair, tmp_path / "out", limit=1, config={"limit": 1, "temperature": 1.0})
     with pytest.raises(hf_lossy.LossyError, match=r"holds results with temperature = 1.0, got 0.7"):
-        open_results(tmp_path / "out", {"limit": 1, "temperature": 0.7})
+        open_results(tmp_path / "out", {"limit": 1, "temperature": 0.7}, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
     with pytest.raises(hf_lossy.LossyError, match=r"holds files but no config\.yaml"):
-        open_results(tmp_path / "other", {})
+        open_results(tmp_path / "other", {}, {})
 
 
 ARGUMENTS = ["evaluate", "--limit", "4", "--verification", "lenience=0.4", "--temperature", "1"]

@@ -85,6 +85,7 @@ def evaluate(
 
     from ..bench.estimates import untracked
     from ..evaluation.methods import methods
+    from ..evaluation.origin import origin
     from ..evaluation.report import markdown
     from ..evaluation.run import open_results, run
     from ..evaluation.summary import summary
@@ -140,7 +141,7 @@ def evaluate(
     sampling["max_new_tokens"] = settings["max_new_tokens"] or what.max_new_tokens
     processes = PartialState(cpu=settings["device"] == "cpu") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
     if processes is None or processes.is_main_process:
-        open_results(folder, settings)
+        open_results(folder, settings, origin(loaded, what, items))
     lines = run(
         loaded,
         what,

@@ -65,8 +65,11 @@ def item_seed(seed: int, task: str, item: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{task}/{item}".encode()).digest()[:7], "big")
 
 
-def open_results(folder: Path, config: dict[str, Any]) -> None:
+def open_results(folder: Path, config: dict[str, Any], origin: dict[str, Any]) -> None:
     """Make a result folder, or check that it belongs to the same configuration.
+
+    Args:
+        origin: models and records, for ``provenance.json`` (:func:`hf_lossy.evaluation.origin.origin`).
 
     Raises:
         LossyError: the folder holds results of another configuration.
@@ -85,7 +88,7 @@ def open_results(folder: Path, config: dict[str, Any]) -> None:
         raise LossyError(f"{folder} holds files but no config.yaml: choose an empty folder or a new one")
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    write_json(folder / "provenance.json", provenance())
+    write_json(folder / "provenance.json", provenance() | origin)
 
 
 def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
