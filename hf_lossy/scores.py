@@ -90,7 +90,10 @@ class Scorer:
             return scores
         tokens = tokens.to(scores.device)
         if self.prefix_free:
-            return self.processors(tokens[:, : min(lengths)], scores.reshape(-1, self.vocabulary)).view(scores.shape)
+            prefix, flat = tokens[:, : min(lengths)], scores.reshape(-1, self.vocabulary)
+            for processor in self.processors:  # the list's own call looks at each one's signature every time
+                flat = processor(prefix, flat)
+            return flat.view(scores.shape)
         each = zip(self._of_row, scores.split(1), tokens.split(1), lengths, strict=True)
         return torch.cat([self._asked(*row) for row in each])
 

@@ -3,6 +3,7 @@ warm-up."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -38,10 +39,15 @@ def forward_seconds(
     prefix: Int[Tensor, "batch length"],
     lengths: Sequence[int],
     repeats: int = 9,
+    budget: float = 0.0,
     trees: bool = False,
 ) -> dict[int, float]:
-    """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved; with ``trees``
-    the tokens are the nodes of a tree, where there is more than one."""
+    """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved.
+
+    Args:
+        repeats, budget: so many repeats, and more until so many seconds are spent.
+        trees: the tokens are the nodes of a tree, where there is more than one.
+    """
     rows = len(prefix)
     cached = CachedModel(model, default_cache(model), "model", rows=rows)
     cached(prefix)
@@ -50,7 +56,7 @@ def forward_seconds(
         seen = torch.ones(rows, n, n, dtype=torch.bool).tril() if trees and n > 1 else None
         cached(prefix[:, -1:].expand(-1, n), logits=n, seen=seen)
 
-    return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]] * rows), model.device, repeats)
+    return _medians(lengths, forward, lambda: cached.crop([prefix.shape[1]] * rows), model.device, repeats, budget)
 
 
 @torch.no_grad()
@@ -60,8 +66,10 @@ def head_seconds(
     prefix: Int[Tensor, "batch length"],
     rows: Sequence[int],
     repeats: int = 9,
+    budget: float = 0.0,
 ) -> dict[int, float]:
-    """Median seconds of a head's step over n candidates of one level after ``prefix``, its logits included, for each n."""
+    """Median seconds of a head's step over n candidates of one level after ``prefix``, its logits included, for each n;
+    repeats and budget as in :func:`forward_seconds`."""
     head.borrow_embedding(target)
     batch = len(prefix)
     cached = CachedModel(target, default_cache(target), "target", rows=batch, taps=head.config.taps)
@@ -76,15 +84,22 @@ def head_seconds(
         alone = torch.eye(n, dtype=torch.bool, device=head.device)
         head.logits(runner.step(feature.expand(-1, n, -1), prefix[:, -1:].expand(-1, n), 0, alone))
 
-    return _medians(rows, step, lambda: runner.cache.crop(max(runner.stable)), head.device, repeats)
+    return _medians(rows, step, lambda: runner.cache.crop(max(runner.stable)), head.device, repeats, budget)
 
 
 def _medians(
-    sizes: Sequence[int], call: Callable[[int], None], undo: Callable[[], None], device: torch.device, repeats: int
+    sizes: Sequence[int],
+    call: Callable[[int], None],
+    undo: Callable[[], None],
+    device: torch.device,
+    repeats: int,
+    budget: float,
 ) -> dict[int, float]:
     """Median seconds of a call for each size, in turn, with what it left behind undone after each."""
     times: dict[int, list[float]] = {n: [] for n in sizes}
-    for repeat in range(repeats + 1):
+    for repeat in itertools.count():
+        if repeat > repeats and sum(map(sum, times.values())) >= budget:
+            break
         for n in sizes:
             _, seconds = timed(partial(call, n), device)
             if repeat:  # the first round is a warm-up

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from ..numerics import at
 from .base import Coupling, register_coupling, row_at
 
-FEW = 8
-"""Rows up to which a look at single positions costs less than all positions at once."""
+FEW, LARGE = 8, 4096
+"""Rows up to which, and vocabularies from which on, a look at single positions costs less than all positions at once."""
 
 
 @register_coupling
@@ -55,7 +55,7 @@ class BlockCoupling(Coupling):
 
     def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
         # looking at one prefix after another makes the host wait for the device, except on a CPU
-        looks = coins.device.type == "cpu" and len(coins) <= FEW
+        looks = coins.device.type == "cpu" and (len(coins) <= FEW or self.pi.shape[-1] >= LARGE)
         return self._by_looking(coins) if looks else self._at_once(coins)
 
     def _at_once(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -50,9 +50,12 @@ class Costs(NamedTuple):
     draft: float
 
 
-def expected_tokens(acceptance: float, gamma: int) -> float:
+Number = TypeVar("Number", float, np.ndarray)
+
+
+def expected_tokens(acceptance: float, gamma: Number) -> Number:
     """Tokens a round of the token coupling when every drafted token is accepted with the same probability α, each on its
-    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1)."""
+    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1); of one γ or an array of them."""
     return gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
@@ -79,6 +82,7 @@ class Expected(Schedule):
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
+        self._measured, self._took = (np.array(list(x), dtype=float) for x in (costs.target, costs.target.values()))
         self._accepted, self._tried = self.PRIOR * self.WEIGHT, self.WEIGHT
         self._plain, self._wait = 0, self.FIRST_WAIT
         super().__init__(self._best())
@@ -88,17 +92,16 @@ class Expected(Schedule):
         """α."""
         return self._accepted / self._tried
 
-    def seconds(self, gamma: int) -> float:
-        """What a round costs on average."""
-        verify = float(self._verify(self._fed(gamma)))
-        return verify + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
+    def seconds(self, gamma: Any) -> Any:
+        """What a round costs on average; of one γ or an array of them."""
+        return self._verify(self._fed(gamma)) + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
 
-    def _fed(self, gamma: int) -> int:
+    def _fed(self, gamma: Any) -> Any:
         """How many tokens the target reads in a round."""
         return gamma + 1
 
     def _verify(self, tokens: Any) -> Any:
-        return np.interp(tokens, list(self.costs.target), list(self.costs.target.values()))
+        return np.interp(tokens, self._measured, self._took)
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if any(drafted):
@@ -119,7 +122,8 @@ class Expected(Schedule):
         return {**super().describe(), "target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
 
     def _best(self) -> int:
-        return max(range(self.MOST + 1), key=lambda g: expected_tokens(self.acceptance, g) / self.seconds(g))
+        gammas = np.arange(self.MOST + 1)
+        return int(np.argmax(expected_tokens(self.acceptance, gammas) / self.seconds(gammas)))
 
 
 class TreeSchedule(Schedule):
@@ -175,8 +179,8 @@ class ExpectedTree(Expected):
         """κ."""
         return self._kept / self._promised
 
-    def _fed(self, gamma: int) -> int:
-        return self.size if gamma else 1
+    def _fed(self, gamma: Any) -> Any:
+        return np.where(gamma, self.size, 1)
 
     def choose(self, reach: Callable[[], Sequence[float]]) -> int:
         """As :meth:`TreeSchedule.choose`."""

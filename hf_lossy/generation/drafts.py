@@ -188,23 +188,24 @@ def _costs_of(target: CachedModel, draft: PreTrainedModel | None, prompt: Tensor
     return known[key]
 
 
-CALIBRATION_PROMPT = 64
-"""Tokens of the prompt that forwards are timed after."""
+CALIBRATION_PROMPT, CALIBRATION_SECONDS = 64, 0.5
+"""Tokens of the prompt that forwards are timed after, and how long small models are timed: theirs vary most."""
 _costs: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary()
 _calibrating = threading.Lock()
 
 
 def _measured(target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Tensor, top_k: int | None) -> Costs:
     sizes = [1, 2, 4, 8, Expected.MOST + 1] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.NODES]
-    verify = forward_seconds(target, prompt, sizes, repeats=3, trees=top_k is not None)
+    effort: dict[str, Any] = {"repeats": 3, "budget": CALIBRATION_SECONDS}
+    verify = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None)
     if draft is None:
         return Costs(verify, 0.0)
     if is_head(draft):
         if prompt.shape[1] < 2:
             prompt = prompt.expand(-1, 2)  # a head needs two tokens
         rows = top_k or 1  # a level of a tree expands so many candidates
-        return Costs(verify, head_seconds(target, draft, prompt, [rows], repeats=3)[rows])
-    return Costs(verify, forward_seconds(draft, prompt, [1], repeats=3)[1])
+        return Costs(verify, head_seconds(target, draft, prompt, [rows], **effort)[rows])
+    return Costs(verify, forward_seconds(draft, prompt, [1], **effort)[1])
 
 
 def _refuse(options: Options, names: Collection[str], why: str) -> None:

@@ -7,6 +7,8 @@ strict ``>`` and takes log(p + 1e-5) in the entropy; 2 in 500 random rows differ
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,7 +21,7 @@ def min_p_set(p: Float[Tensor, "*batch vocab"], p_base: float) -> Bool[Tensor, "
 
 def eta_set(p: Float[Tensor, "*batch vocab"], epsilon: float, delta: float) -> Bool[Tensor, "*batch vocab"]:
     """A = {x : p(x) ≥ min(ε, δ · exp(−H(p)))} ∪ argmax p, H in nats (eta sampling, 2210.15191)."""
-    logs = p.clamp_min(torch.finfo(p.dtype).tiny).log_()  # 0 · log 0 = 0
-    entropy = -torch.linalg.vecdot(p, logs).unsqueeze(-1)
+    logs = p.log().clamp_min_(math.log(torch.finfo(p.dtype).tiny))  # 0 · log 0 = 0
+    entropy = -logs.mul_(p).sum(-1, keepdim=True)
     threshold = (delta * torch.exp(-entropy)).clamp_max_(epsilon)
     return p >= torch.minimum(threshold, p.amax(-1, keepdim=True))
