@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from .ragged import move_up, window
 
 
 class Taps:
-    """Records hidden states of the forwards inside its ``with`` blocks, by hooks; no others are kept.
+    """Records hidden states of the forwards inside its ``with`` blocks, by hooks; no others are kept, and none of other
+    threads, which may decode with the same model meanwhile.
 
     Args:
         model: the target.
@@ -30,8 +32,10 @@ class Taps:
         self._joined: Tensor | None = None
         self._new: list[Tensor | None] = [None] * len(indices)
         self._hooks: list[Any] = []
+        self._thread = 0
 
     def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         for slot, module in enumerate(self._modules):
             self._hooks.append(module.register_forward_pre_hook(self._keep(slot), with_kwargs=True))
 
@@ -46,7 +50,8 @@ class Taps:
 
     def _keep(self, slot: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._new[slot] = args[0] if args else kwargs["hidden_states"]
+            if threading.get_ident() == self._thread:
+                self._new[slot] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 

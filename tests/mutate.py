@@ -146,6 +146,7 @@ BUGS = [
     ),
     Bug("tree: nodes see no ancestors", "tree.py", "more = own | seen.gather(1, up)", "more = own", EAGLE),
     Bug("tree: siblings at different positions", "cached_model.py", "seen.sum(2) - 1", "torch.arange(nodes)", EAGLE),
+    Bug("taps: states of another thread", "tapping.py", "if threading.get_ident() == self._thread:", "if True:", EAGLE),
     Bug("tree: windows ignored", "tree_mask.py", 'if kind == "sliding_attention"', "if False", EAGLE),
     Bug(
         "tree: branches left in the cache",

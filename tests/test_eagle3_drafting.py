@@ -16,6 +16,7 @@ import functools
 import importlib
 import itertools
 import math
+import threading
 import types
 from collections import defaultdict
 
@@ -531,6 +532,35 @@ def test_taps_are_the_hidden_states_before_the_final_norm(family):
             assert torch.allclose(parts[tap], expected[tap][:, 2:11], atol=1e-5)
         assert torch.allclose(big.model.norm(parts[layers]), expected[layers][:, 2:11], atol=1e-5)
     assert not any(module._forward_pre_hooks for module in big.modules())
+
+
+def test_taps_keep_their_own_threads_states():
+    """Two threads inside a forward of one model at the same time."""
+    big, met, found = copy.deepcopy(target()), threading.Barrier(2, timeout=20), {}
+
+    def meet(*_):
+        met.wait()
+
+    big.model.layers[0].register_forward_pre_hook(meet)
+    big.model.norm.register_forward_hook(meet)  # nobody leaves before both have been there
+
+    def work(name, text):
+        cached = CachedModel(big, default_cache(big), "target", taps=[0, big.config.num_hidden_layers])
+        with torch.no_grad():
+            cached(text)
+        found[name] = cached.tapped([0], text.shape[1])
+
+    texts = {"a": LONG[:, :7], "b": LONG[:, 3:10]}
+    threads = [threading.Thread(target=work, args=given) for given in texts.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, text in texts.items():
+        alone = CachedModel(target(), default_cache(target()), "target", taps=[0, big.config.num_hidden_layers])
+        with torch.no_grad():
+            alone(text)
+        assert torch.equal(found[name], alone.tapped([0], 7))
 
 
 def test_taps_leave_no_hooks_after_an_error():
