@@ -33,7 +33,7 @@ from hf_lossy.drafting import Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner
 from hf_lossy.drafting.schedule import Costs, ExpectedTree, TreeSchedule
 from hf_lossy.eagle3 import HeadCache
 from hf_lossy.errors import LossyError
-from hf_lossy.generation import drafts, loop
+from hf_lossy.generation import api, loop
 from hf_lossy.loading import load_pair
 from hf_lossy.scores import Scorer
 from hf_lossy.tree import Tree
@@ -231,7 +231,7 @@ def test_trees_of_the_schedules_choice_follow_the_law(law, monkeypatch):
 
     monkeypatch.setattr(ExpectedTree, "choose", choose)
     costs = Costs({1: 1.0, 2: 1.01, 64: 3.0}, 0.1)
-    monkeypatch.setattr(drafts, "_costs_of", lambda *of: costs)
+    monkeypatch.setattr(api, "costs", lambda *of: costs)
     search = {"num_assistant_tokens_schedule": "expected", "tree_top_k": 2}
     found = enumerated_law(monkeypatch, verification=law, **search)
     expected = expected_law(law, "tree", "head", "induced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -11,9 +12,9 @@ import torch
 import hf_lossy
 from hf_lossy import LossyError
 from hf_lossy.drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedule, TreeSchedule, expected_tokens
-from hf_lossy.generation import drafts
+from hf_lossy.generation import calibration
 
-from .models import PROMPT, draft, head, lossy, plain, target
+from .models import PROMPT, draft, head, lossy, plain, scripted, target
 from .test_sampling_law import P_VALUE, chi_square, long_run
 
 FLAT = {1: 1.0, 21: 1.0}
@@ -140,8 +141,8 @@ def test_the_text_is_plain_greedy_text(drafted):
 
 
 def made(monkeypatch, costs):
-    monkeypatch.setattr(drafts, "_costs", type(drafts._costs)())
-    monkeypatch.setattr(drafts, "_measured", lambda *models: costs)
+    monkeypatch.setattr(calibration, "_known", type(calibration._known)())
+    monkeypatch.setattr(calibration, "measured", lambda *models: costs)
 
 
 @pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.SpecCascade(0.4, "target")], ids=str)
@@ -188,8 +189,8 @@ def test_forwards_are_timed_once_for_a_pair(monkeypatch):
         calls.append(models)
         return Costs(FLAT, 0.1)
 
-    monkeypatch.setattr(drafts, "_costs", type(drafts._costs)())
-    monkeypatch.setattr(drafts, "_measured", measured)
+    monkeypatch.setattr(calibration, "_known", type(calibration._known)())
+    monkeypatch.setattr(calibration, "measured", measured)
     for ids in (PROMPT, PROMPT, PROMPT[:, :2], PROMPT.repeat(2, 1)):
         lossy(target(), ids, assistant_model=draft(), num_assistant_tokens_schedule="expected")
     assert len(calls) == 2  # one sequence, and two
@@ -200,6 +201,30 @@ def test_real_times_are_positive_and_finite():
     lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
     seconds = [*stats.settings["target_seconds"].values(), stats.settings["draft_seconds"]]
     assert all(0 < s < math.inf for s in seconds)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "acceptance"),
+    [
+        (lambda: {"assistant_model": target()}, 1.0),
+        (lambda: {"assistant_model": scripted([3] * 40, 32)}, 0.0),
+        (lambda: {"prompt_lookup_num_tokens": 4}, None),
+    ],
+    ids=["agrees", "never", "lookup"],
+)
+def test_the_first_acceptance_is_that_of_a_short_text(drafted, acceptance):
+    """Also in a batch, whose first row has padding that is left out."""
+    big = scripted([*range(4, 14)] * 4, 32) if acceptance == 0 else copy.deepcopy(target())
+    text = PROMPT if acceptance != 0 else PROMPT[:, :4]
+    padded = torch.cat([text.new_zeros(1, 2), text], 1).repeat(2, 1)
+    mask = torch.ones_like(padded)
+    mask[0, :2] = 0
+    for ids, given in ((text, {}), (padded, {"attention_mask": mask, "pad_token_id": 0})):
+        stats = hf_lossy.VerificationStats()
+        more = {"num_assistant_tokens_schedule": "expected", "verification_stats": stats, **given}
+        lossy(big, ids, **drafted(), **more)
+        found = stats.settings["first_acceptance"]
+        assert 0 <= found <= 1 if acceptance is None else found == acceptance
 
 
 def test_times_of_trees_are_measured_over_nodes():

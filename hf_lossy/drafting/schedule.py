@@ -39,15 +39,17 @@ class Heuristic(Schedule):
 
 
 class Costs(NamedTuple):
-    """Measured seconds of forwards.
+    """What was measured of a target and a draft.
 
     Attributes:
-        target: of the target over n tokens, by n; between these it is interpolated.
-        draft: of a draft's step.
+        target: seconds of the target's forward over n tokens, by n; between these it is interpolated.
+        draft: seconds of a draft's step.
+        acceptance: how often a drafted token was kept, of those that were looked at.
     """
 
     target: dict[int, float]
     draft: float
+    acceptance: float = 0.8
 
 
 Number = TypeVar("Number", float, np.ndarray)
@@ -67,23 +69,23 @@ class Expected(Schedule):
     with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the draft
     once more after a block that was accepted whole. α is a running estimate, in which a round counts for a tenth less with
     every round after it. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that
-    pays by now. The times are measured before the run, so that γ depends on them and on the tokens alone; which γ is chosen
-    does not touch the law of what is emitted, since a round's γ is fixed before its coins are thrown.
+    pays by now. The times and the first α are measured before the run, so that γ depends on them and on the tokens alone;
+    which γ is chosen does not touch the law of what is emitted, since a round's γ is fixed before its coins are thrown.
 
     Args:
-        costs: t and d.
+        costs: t, d, and the α to begin with.
         asks_bonus: whether the law needs q at bonus positions.
     """
 
     name = "expected"
     MOST = 20
-    PRIOR, WEIGHT, DECAY = 0.8, 4.0, 0.9
+    WEIGHT, DECAY = 8.0, 0.9
     PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
         self._measured, self._took = (np.array(list(x), dtype=float) for x in (costs.target, costs.target.values()))
-        self._accepted, self._tried = self.PRIOR * self.WEIGHT, self.WEIGHT
+        self._accepted, self._tried = costs.acceptance * self.WEIGHT, self.WEIGHT
         self._plain, self._wait = 0, self.FIRST_WAIT
         super().__init__(self._best())
 
@@ -119,7 +121,8 @@ class Expected(Schedule):
                 self._plain, self._wait = 0, min(2 * self._wait, self.LONGEST_WAIT)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
+        times = {"target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
+        return {**super().describe(), **times, "first_acceptance": self.costs.acceptance}
 
     def _best(self) -> int:
         gammas = np.arange(self.MOST + 1)

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -24,7 +25,7 @@ from transformers import (
 )
 
 from ..cached_model import CachedModel
-from ..compat import CACHE_ALIASES, take_cache
+from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, take_cache
 from ..drafting import Draft
 from ..drafting.vocabulary import shared_limit
 from ..eagle3.formats import check_target
@@ -32,11 +33,12 @@ from ..errors import LossyError, unknown
 from ..laws import Law
 from ..scores import Coins, Scorer
 from . import options as _options
+from .calibration import TEXT, costs
 from .drafts import make_draft, which_coupling
 from .loop import Run, decode
 from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head
 from .outputs import LossyDecoderOnlyOutput, Recorder
-from .statistics import VerificationStats
+from .statistics import Round, VerificationStats
 from .stops import Stops
 
 
@@ -186,9 +188,14 @@ def prepare(
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
     target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos, rows)
-    draft = make_draft(
-        config, options, law, target, target_scorer, coins, input_ids, mask if padded else None, stops.eos
+    measure = functools.partial(
+        costs,
+        model,
+        options.assistant_model,
+        input_ids,
+        functools.partial(short_text, model, input_ids, mask if padded else None, config, options, criteria),
     )
+    draft = make_draft(config, options, law, target, target_scorer, coins, mask if padded else None, stops.eos, measure)
     check_draft(options, law, draft, sampled)
     if options.stop_strings is not None:
         if options.tokenizer is None:
@@ -232,6 +239,32 @@ def prepare(
         on_token=None if options.streamer is None else lambda token: options.streamer.put(torch.tensor([token])),
         stats=stats,
     )
+
+
+def short_text(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "batch prompt"],
+    mask: Int[Tensor, "batch prompt"] | None,
+    config: GenerationConfig,
+    options: Options,
+    criteria: StoppingCriteriaList,
+) -> list[Round]:
+    """The rounds of a short greedy, lossless text after a call's first prompt, with the call's draft at a fixed length."""
+    prompt = input_ids[:1] if mask is None else input_ids[:1, mask[0].bool()]
+    ends = StoppingCriteriaList([one for one in criteria if type(one) is EosTokenCriteria])
+    asked = {
+        name: getattr(options, name) for name in ("assistant_model", "draft_mode", "tokenizer", "assistant_tokenizer")
+    }
+    plain = GenerationConfig(
+        do_sample=False,
+        max_length=prompt.shape[1] + TEXT,
+        prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
+        max_matching_ngram_size=config.max_matching_ngram_size,
+    )
+    own = {CACHE_NAME: default_cache(model)}
+    run = prepare(model, prompt, LogitsProcessorList(), ends, plain, Options(verification="lossless", **asked), own)
+    decode(run)
+    return run.stats.rounds
 
 
 def check_supported(model: PreTrainedModel, config: GenerationConfig) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -26,7 +23,6 @@ from ..drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedu
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
-from ..timing import forward_seconds, head_seconds
 from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head, tree_defaults
 
 
@@ -47,11 +43,12 @@ def make_draft(
     target: CachedModel,
     target_scorer: Scorer,
     coins: Coins,
-    prompt: Tensor,
     mask: Tensor | None,
     ends: Collection[int],
+    costs: Callable[[int | None], Costs],
 ) -> Draft:
-    """The draft that the options ask for."""
+    """The draft that the options ask for; ``costs`` measures what its schedule may want to know
+    (:func:`hf_lossy.generation.calibration.costs`)."""
     lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
         if getattr(config, name, None) is not None:
@@ -68,7 +65,7 @@ def make_draft(
         assert lookup is not None
         why = "has no meaning with prompt lookup, which samples nothing: leave it out, or use a draft model"
         _refuse(options, ("draft_temperature", "assistant_confidence_threshold"), why)
-        schedule = make_schedule(options, options.num_assistant_tokens or lookup, law, target, None, prompt)
+        schedule = make_schedule(options, options.num_assistant_tokens or lookup, False, costs)
         return PromptLookupDraft(schedule, config.max_matching_ngram_size or 2, target_scorer)
     if assistant.config.is_encoder_decoder:
         raise LossyError(
@@ -95,9 +92,9 @@ def make_draft(
         "ends": ends,
     }
     if is_head(assistant):
-        return head_draft(assistant, options, law, target, prompt, mask, stepwise)
+        return head_draft(assistant, options, law, target, mask, stepwise, costs)
     length = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
-    stepwise["schedule"] = make_schedule(options, length, law, target, assistant, prompt)
+    stepwise["schedule"] = make_schedule(options, length, _asks_bonus(options, law), costs)
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
     cached = CachedModel(
         assistant,
@@ -116,9 +113,9 @@ def head_draft(
     options: Options,
     law: Law,
     target: CachedModel,
-    prompt: Tensor,
     mask: Tensor | None,
     stepwise: dict[str, Any],
+    costs: Callable[[int | None], Costs],
 ) -> Draft:
     """A tree or a chain from an EAGLE-3 head, which borrows the target's embedding unless it has one."""
     mode = options.draft_mode or "tree"
@@ -136,36 +133,32 @@ def head_draft(
         defaults = tree_defaults(stepwise["device"])
         given = {name: getattr(options, name) for name in TREE}
         shape = {name: defaults[name] if value is None else value for name, value in given.items()}
-        tree = tree_schedule(options, law, target, head, prompt, shape)
+        tree = tree_schedule(options, shape, _asks_bonus(options, law), costs)
         return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], schedule=tree, top_k=shape["tree_top_k"])
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
     length = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
-    stepwise["schedule"] = make_schedule(options, length, law, target, head, prompt)
+    stepwise["schedule"] = make_schedule(options, length, _asks_bonus(options, law), costs)
     stepwise["greedy"] |= mode == "chain"
     return Eagle3ChainDraft(runner, samples=mode == "sampled", **stepwise)
 
 
-def make_schedule(
-    options: Options, length: int, law: Law, target: CachedModel, draft: PreTrainedModel | None, prompt: Tensor
-) -> Schedule:
-    """How the draft length is chosen. ``"expected"`` goes by forward times, which are measured once for a target and a draft
-    in a process (and a number of rows), on the first prompt, so that later calls with the same seed make the same
-    choices."""
+def make_schedule(options: Options, length: int, asks_bonus: bool, costs: Callable[[int | None], Costs]) -> Schedule:
+    """How the draft length is chosen."""
     name = options.num_assistant_tokens_schedule or "constant"
     if name != "expected":
         return (Heuristic if name == "heuristic" else Schedule)(length)
     _refuse(options, ("num_assistant_tokens",), _CHOSEN)
-    return Expected(_costs_of(target, draft, prompt, None), draft is not None and _asks_bonus(options, law))
+    return Expected(costs(None), asks_bonus)
 
 
 def tree_schedule(
-    options: Options, law: Law, target: CachedModel, head: PreTrainedModel, prompt: Tensor, shape: dict[str, int]
+    options: Options, shape: dict[str, int], asks_bonus: bool, costs: Callable[[int | None], Costs]
 ) -> TreeSchedule | ExpectedTree:
-    """How the shape of a tree is chosen, as :func:`make_schedule`."""
+    """How the shape of a tree is chosen."""
     name = options.num_assistant_tokens_schedule or "constant"
     if name == "expected":
         _refuse(options, ("tree_size", "tree_depth"), _CHOSEN)
-        return ExpectedTree(_costs_of(target, head, prompt, shape["tree_top_k"]), _asks_bonus(options, law))
+        return ExpectedTree(costs(shape["tree_top_k"]), asks_bonus)
     if name == "heuristic":
         _refuse(options, ("num_assistant_tokens_schedule",), "is for chains: use 'expected', or draft_mode='chain'")
     return TreeSchedule(shape["tree_size"], shape["tree_depth"] + 1)
@@ -176,36 +169,6 @@ _CHOSEN = "has no meaning with num_assistant_tokens_schedule='expected', which c
 
 def _asks_bonus(options: Options, law: Law) -> bool:
     return options.bonus != "target" and law.uses_draft and not law.is_strict
-
-
-def _costs_of(target: CachedModel, draft: PreTrainedModel | None, prompt: Tensor, top_k: int | None) -> Costs:
-    """Forward times of a target and a draft, measured once."""
-    with _calibrating:
-        known = _costs.setdefault(target.model, {})
-        key = (None if draft is None else weakref.ref(draft), len(prompt), top_k)
-        if key not in known:
-            known[key] = _measured(target.model, draft, prompt[:, -CALIBRATION_PROMPT:], top_k)
-    return known[key]
-
-
-CALIBRATION_PROMPT, CALIBRATION_SECONDS = 64, 0.5
-"""Tokens of the prompt that forwards are timed after, and how long small models are timed: theirs vary most."""
-_costs: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary()
-_calibrating = threading.Lock()
-
-
-def _measured(target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Tensor, top_k: int | None) -> Costs:
-    sizes = [1, 2, 4, 8, Expected.MOST + 1] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.NODES]
-    effort: dict[str, Any] = {"repeats": 3, "budget": CALIBRATION_SECONDS}
-    verify = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None)
-    if draft is None:
-        return Costs(verify, 0.0)
-    if is_head(draft):
-        if prompt.shape[1] < 2:
-            prompt = prompt.expand(-1, 2)  # a head needs two tokens
-        rows = top_k or 1  # a level of a tree expands so many candidates
-        return Costs(verify, head_seconds(target, draft, prompt, [rows], **effort)[rows])
-    return Costs(verify, forward_seconds(draft, prompt, [1], **effort)[1])
 
 
 def _refuse(options: Options, names: Collection[str], why: str) -> None:

@@ -1,0 +1,71 @@
+"""What a target and a draft cost here and how well they agree: measured once, before the first call that goes by it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..drafting.schedule import Costs, Expected, ExpectedTree
+from ..timing import forward_seconds, head_seconds
+from .options import is_head
+from .statistics import Round
+
+PROMPT, SECONDS = 64, 0.5
+"""Tokens of the prompt that forwards are timed after, and how long small models are timed: theirs vary most."""
+TEXT = 32
+"""Tokens of the text that shows how often the target keeps what is drafted."""
+_known: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary()
+_measuring = threading.Lock()
+
+
+def costs(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    prompt: Int[Tensor, "batch length"],
+    write: Callable[[], Sequence[Round]],
+    top_k: int | None = None,
+) -> Costs:
+    """Forward times and acceptance of a target and a draft (None: a lookup), measured at the first call for them, a number
+    of rows and a kind of draft; later calls get the same, so that a seed makes the same choices.
+
+    Args:
+        prompt: of the call.
+        write: the rounds of a short greedy text after it, with a draft of fixed length.
+        top_k: candidates that a level of a tree expands; None: chains.
+    """
+    with _measuring:
+        known = _known.setdefault(target, {})
+        key = (None if draft is None else weakref.ref(draft), len(prompt), top_k)
+        if key not in known:
+            known[key] = measured(target, draft, prompt[:, -PROMPT:], write, top_k)
+    return known[key]
+
+
+def measured(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    prompt: Int[Tensor, "batch length"],
+    write: Callable[[], Sequence[Round]],
+    top_k: int | None,
+) -> Costs:
+    """As :func:`costs`, measured now."""
+    sizes = [1, 2, 4, 8, Expected.MOST + 1] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.NODES]
+    effort: dict[str, Any] = {"repeats": 3, "budget": SECONDS}
+    verify, step = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None), 0.0
+    if draft is not None and is_head(draft):
+        if prompt.shape[1] < 2:
+            prompt = prompt.expand(-1, 2)  # a head needs two tokens
+        rows = top_k or 1
+        step = head_seconds(target, draft, prompt, [rows], **effort)[rows]
+    elif draft is not None:
+        step = forward_seconds(draft, prompt, [1], **effort)[1]
+    rounds = write()
+    tried = sum(min(r.accepted + 1, r.levels) for r in rounds)
+    return Costs(verify, step, sum(r.accepted for r in rounds) / tried if tried else Costs.acceptance)
