@@ -67,7 +67,7 @@ class Expected(Schedule):
         argmax over γ of  E(γ) / (t(γ + 1) + γ d + α^γ b),    E(γ) = (1 − α^(γ+1)) / (1 − α)
 
     with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the draft
-    once more after a block that was accepted whole. α is a running estimate, in which a round counts for a tenth less with
+    once more after a block that was accepted whole. α is a running estimate, in which a round counts for 3 % less with
     every round after it. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that
     pays by now. The times and the first α are measured before the run, so that γ depends on them and on the tokens alone;
     which γ is chosen does not touch the law of what is emitted, since a round's γ is fixed before its coins are thrown.
@@ -79,7 +79,7 @@ class Expected(Schedule):
 
     name = "expected"
     MOST = 20
-    WEIGHT, DECAY = 8.0, 0.9
+    WEIGHT, DECAY = 16.0, 0.97
     PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
