@@ -20,6 +20,7 @@ from .drafting.vocabulary import first_difference, shared_limit
 from .eagle3 import Eagle3Head
 from .eagle3.training import measured
 from .errors import LossyError
+from .loading import dtype_name
 from .tapping import Taps
 from .tree_mask import check_takes_trees
 
@@ -144,7 +145,7 @@ def described(head: Eagle3Head) -> dict[str, Any]:
         "own_embedding",
     )
     found = {name: getattr(head.config, name) for name in names}
-    dtype = str(head.dtype).removeprefix("torch.")
+    dtype = dtype_name(head)
     return {**found, "dtype": dtype, "parameters": sum(p.numel() for p in head.parameters())}
 
 

@@ -30,6 +30,11 @@ ASSETS = Path(__file__).parent / "assets"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def dtype_name(model: PreTrainedModel) -> str:
+    """A model's dtype by its name."""
+    return str(model.dtype).removeprefix("torch.")
+
+
 def models_folder() -> Path:
     """Where converted local models lie: ``$HF_LOSSY_MODELS``, or ``~/.cache/hf-lossy-models``."""
     return Path(os.environ.get("HF_LOSSY_MODELS", "~/.cache/hf-lossy-models")).expanduser()

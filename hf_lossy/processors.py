@@ -40,7 +40,7 @@ class LawLogitsProcessor(LogitsProcessor):
         self, verification: str | dict[str, object] | Law, draft_scores: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.law, self.draft_scores = make(verification), draft_scores
-        if self.law.uses_draft and not self.law.is_strict and draft_scores is None:
+        if self.law.needs_draft and draft_scores is None:
             raise LossyError(f"{self.law} needs the draft's probabilities: pass draft_scores=DraftScores(draft)")
 
     def __call__(

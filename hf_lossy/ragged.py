@@ -15,6 +15,11 @@ def window(x: Shaped[Tensor, "batch columns *rest"], starts: Sequence[int], coun
     if _same(starts) and starts[0] + count <= x.shape[1]:
         return x[:, starts[0] : starts[0] + count]
     index = columns(starts, count, x.device).clamp_max_(x.shape[1] - 1)
+    return take(x, index)
+
+
+def take(x: Shaped[Tensor, "batch columns *rest"], index: Int[Tensor, "batch count"]) -> Tensor:
+    """Columns of each row by their numbers, [B, count, ...]."""
     return x.gather(1, _across(index, x.shape[2:]))
 
 
@@ -46,7 +51,7 @@ def move_up(
     else:  # rows with fewer columns repeat their last, which lands behind what they keep
         count = max(map(len, order))
         index = torch.tensor([[*row, *[row[-1]] * (count - len(row))] for row in order], device=x.device) - offset
-        moved = x.gather(1, _across(index, x.shape[2:]))
+        moved = take(x, index)
     put(x, starts, moved)
 
 

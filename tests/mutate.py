@@ -476,7 +476,11 @@ BUGS = [
         SCHEDULE,
     ),
     Bug(
-        "schedule: refusals are not counted", "drafting/schedule.py", "min(kept + 1, levels)", "max(kept, 1)", SCHEDULE
+        "schedule: refusals are not counted",
+        "drafting/schedule.py",
+        "min(accepted + 1, drafted)",
+        "max(accepted, 1)",
+        SCHEDULE,
     ),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(

@@ -10,8 +10,7 @@ import torch
 
 from ..bench.estimates import Track
 from ..bench.rounds import Recorded, record, spread_out, write_texts
-from ..bench.throughput import dtype_of
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from ..tree import Tree
 
 BATCH = 1 << 16
@@ -39,7 +38,7 @@ class Settings:
 
     def described(self, pair: Pair, **more: Any) -> dict[str, Any]:
         """The settings for a result file."""
-        models = {"pair": pair.name, "dtype": dtype_of(pair), "device": str(pair.target.device)}
+        models = {"pair": pair.name, "dtype": dtype_name(pair.target), "device": str(pair.target.device)}
         return {**models, **asdict(self), **more}
 
 

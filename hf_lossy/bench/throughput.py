@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import LossyError
 from ..generation import VerificationStats, generate
 from ..laws import law
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from ..timing import timed
 from .estimates import Track, bootstrap, rotated, spread, untracked
 from .outside import outside_forwards
@@ -105,14 +105,9 @@ class Measured:
         return found
 
 
-def dtype_of(pair: Pair) -> str:
-    """The target's dtype, by its name."""
-    return str(pair.target.dtype).removeprefix("torch.")
-
-
 def setting(pair: Pair, seed: int, **amounts: Any) -> dict[str, Any]:
     """What a measurement was made with: how much of what, then the pair's dtype and device, and the seed."""
-    return {**amounts, "dtype": dtype_of(pair), "device": str(pair.target.device), "seed": seed}
+    return {**amounts, "dtype": dtype_name(pair.target), "device": str(pair.target.device), "seed": seed}
 
 
 def draft_length(pair: Pair) -> int:

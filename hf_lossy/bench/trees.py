@@ -18,10 +18,10 @@ from ..generation import VerificationStats, generate
 from ..generation.options import DEFAULT_HEAD_CHAIN, tree_defaults
 from ..generation.statistics import RowStats
 from ..laws import Law, law, law_class, listed
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from .estimates import Track, clustered_mean, spread, untracked
 from .outside import outside_forwards
-from .throughput import GREEDY, Measured, Method, dtype_of, ratio, run_in_turn, setting
+from .throughput import GREEDY, Measured, Method, ratio, run_in_turn, setting
 
 SECTIONS = ("acceptance", "speed", "laws")
 TEMPERATURE = 0.7
@@ -248,7 +248,7 @@ def measure_speed(
     clocks = [Clock() for _ in pairs]
     work = []
     for pair, clock in zip(pairs, clocks, strict=True):
-        dtype, ours = dtype_of(pair), {"assistant_model": pair.draft, "verification": law("lossless")}
+        dtype, ours = dtype_name(pair.target), {"assistant_model": pair.draft, "verification": law("lossless")}
         work.append((pair, Method(f"plain, {dtype}", False, {**length, **sampling, "streamer": clock})))
         for shape in shapes:
             work.append((pair, Method(f"{shape_name(shape)}, {dtype}", True, {**length, **sampling, **ours, **shape})))
@@ -260,7 +260,7 @@ def measure_speed(
         steps = [clock.step(slice(start, start + len(inputs))) for start in starts]
         timed = [_speed(one, plain, shape, steps) for one, shape in zip(drafted, shapes, strict=True)]
         best = max(timed, key=lambda one: one["speed_up"]["median"])
-        figures[dtype_of(pair)] = {
+        figures[dtype_name(pair.target)] = {
             "plain": {
                 "tokens_per_second": _rates(plain),
                 "step_milliseconds": spread([1e3 * step for step in steps]),

@@ -12,13 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..bench.throughput import dtype_of
 from ..bench.trees import shape_name
 from ..embedded import clock_sums
 from ..evaluation.statistics import wilson
 from ..generation import VerificationStats, generate
 from ..laws import Law, law
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from ..provenance import provenance, write_json
 from .common import (
     DeviceOption,
@@ -136,7 +135,7 @@ def compare(
     options = {k: v for k, v in settings.items() if isinstance(v, int | float | str | bool)}
     report = {
         "pair": loaded.name,
-        "settings": {**options, **verification, "seed": seed, "dtype": dtype_of(loaded)},
+        "settings": {**options, **verification, "seed": seed, "dtype": dtype_name(loaded.target)},
         "draft": shape_name(settings) if loaded.head is not None else f"γ = {_gamma(settings)}",
         "prompts": texts,
         "marked": marked,

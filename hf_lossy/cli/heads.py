@@ -9,10 +9,9 @@ import torch
 from rich.table import Table
 
 from ..bench.estimates import clustered_mean
-from ..bench.throughput import dtype_of
 from ..bench.trees import SAMPLED_SHAPES, SHAPES, measure_speed
 from ..fit import TREES, Agreement, described, head_checks, probe, variants
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from ..timing import forward_seconds, head_seconds
 from .common import console, interval, number, status, track
 
@@ -35,7 +34,7 @@ def inspect_head(
         "head": described(pair.head),
         "checks": [vars(check) for check in found],
         "threads": torch.get_num_threads(),
-        "dtype": dtype_of(pair),
+        "dtype": dtype_name(pair.target),
     }
     failed = {check.what for check in found if not check.ok}
     if failed - {TREES}:
@@ -145,7 +144,7 @@ def speed(
         "temperature": temperature,
         "target_forward_seconds": forwards,
         "head_step_seconds": steps,
-        **found[dtype_of(pair)],
+        **found[dtype_name(pair.target)],
     }
 
 

@@ -44,7 +44,7 @@ class Coupling:
         q: Float[Tensor, "batch drafted vocab"] | None,
         drafted: Int[Tensor, "batch drafted"],
     ) -> None:
-        if q is None and (self.samples_draft or (self.reads_draft and law.uses_draft and not law.is_strict)):
+        if q is None and (self.samples_draft or (self.reads_draft and law.needs_draft)):
             raise LossyError(
                 f"the {self.name} coupling of {law} needs the draft's distributions, got None: use a draft that gives them, "
                 "or a law that does not use them with deterministic candidates"

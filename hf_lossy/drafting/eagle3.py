@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..cached_model import CachedModel
 from ..eagle3.head import Eagle3Head, HeadCache
-from ..ragged import window
+from ..ragged import take, window
 from ..scores import Scorer
 from ..tree import Tree
 from .base import Draft, Proposal
@@ -222,6 +222,7 @@ class Eagle3TreeDraft(Draft):
     has_probs = True
     walked = True
     samples = False
+    schedule: TreeSchedule | ExpectedTree
 
     def __init__(
         self,
@@ -233,7 +234,6 @@ class Eagle3TreeDraft(Draft):
         top_k: int,
     ) -> None:
         super().__init__(schedule)
-        self.nodes = schedule
         self.runner = self.runs = runner
         self.scorer, self.device = scorer, device
         self.top_k = min(top_k, runner.head.config.draft_vocab_size)
@@ -272,11 +272,11 @@ class Eagle3TreeDraft(Draft):
             reached, chosen = scores[-1].topk(k)
             drafted, frontier, pool = ids[-1].gather(1, chosen), pool + chosen, pool + k * k
             from_row = chosen // k
-            features = head.feedback(y.gather(1, from_row[:, :, None].expand(-1, -1, y.shape[2])))
-            seen = torch.cat([seen.gather(1, from_row[:, :, None].expand(-1, -1, seen.shape[2])), own], 2)
+            features = head.feedback(take(y, from_row))
+            seen = torch.cat([take(seen, from_row), own], 2)
         # a stable sort: of equals the earlier, so that no candidate comes without the one it follows
         likely = torch.cat(scores, 1).sort(descending=True, stable=True)
-        size = self.nodes.choose(lambda: likely.values.exp().mean(0).tolist())
+        size = self.schedule.choose(lambda: likely.values.exp().mean(0).tolist())
         size = min(size, self.runner.target.room or size)  # a static cache has to hold the tree
         kept = likely.indices[:, : size - 1].sort().values
         follows, searched = torch.cat(parents, 1).gather(1, kept), torch.cat(expanded, 1)
@@ -299,7 +299,7 @@ class Eagle3TreeDraft(Draft):
         else:
             at = torch.tensor(nodes, device=self._y.device)[:, None]
             places = self._places.gather(1, at)
-            y = _rows_of(self._y, places.clamp_min(0))
+            y = take(self._y, places.clamp_min(0))
             if (places < 0).any():
                 y = y.where(places[:, :, None] >= 0, self._expand(at))
         logits = self.runner.logits(y).to(self.device)
@@ -329,7 +329,7 @@ class Eagle3TreeDraft(Draft):
         mask[:, drafted] = True  # itself
         carrier = (nodes - 1).clamp_min(0)
         before = self._places.gather(1, parents.gather(1, carrier)).clamp_min(0)
-        features = head.feedback(_rows_of(self._y, before))
+        features = head.feedback(take(self._y, before))
         return self.runner.step(features, tokens.gather(1, carrier), depths.tolist(), mask[:, None])
 
 
@@ -341,8 +341,3 @@ def _node_of(
     place = torch.searchsorted(kept, candidates)
     found = kept.gather(1, place.clamp_max(kept.shape[1] - 1)) == candidates
     return torch.where(candidates < 0, 0, torch.where(found, place + 1, kept.shape[1] + 1))
-
-
-def _rows_of(y: Float[Tensor, "batch rows hidden"], places: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 hidden"]:
-    """One row of each sequence."""
-    return y.gather(1, places[:, :, None].expand(-1, -1, y.shape[2]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -52,12 +53,14 @@ class Costs(NamedTuple):
     acceptance: float = 0.8
 
 
-Number = TypeVar("Number", float, np.ndarray)
+def looked_at(accepted: int, drafted: int) -> int:
+    """How many tokens of a chain, or levels of a tree, a round looked at: those that were kept and the first refused one."""
+    return min(accepted + 1, drafted)
 
 
-def expected_tokens(acceptance: float, gamma: Number) -> Number:
+def expected_tokens(acceptance: float, gamma: int) -> float:
     """Tokens a round of the token coupling when every drafted token is accepted with the same probability α, each on its
-    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1); of one γ or an array of them."""
+    own: (1 − α^(γ+1)) / (1 − α), the bonus token included (2211.17192, Eq. 1)."""
     return gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
@@ -78,13 +81,15 @@ class Expected(Schedule):
     """
 
     name = "expected"
-    MOST = 20
+    MOST, READS = 20, 21
+    """γ at most, and tokens that the target reads in a round at most."""
     WEIGHT, DECAY = 16.0, 0.97
     PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
-        self._measured, self._took = (np.array(list(x), dtype=float) for x in (costs.target, costs.target.values()))
+        reads = range(1, self.READS + 1)
+        self._target: list[float] = np.interp(reads, list(costs.target), list(costs.target.values())).tolist()
         self._accepted, self._tried = costs.acceptance * self.WEIGHT, self.WEIGHT
         self._plain, self._wait = 0, self.FIRST_WAIT
         super().__init__(self._best())
@@ -94,20 +99,17 @@ class Expected(Schedule):
         """α."""
         return self._accepted / self._tried
 
-    def seconds(self, gamma: Any) -> Any:
-        """What a round costs on average; of one γ or an array of them."""
-        return self._verify(self._fed(gamma)) + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
+    def seconds(self, gamma: int) -> float:
+        """What a round costs on average."""
+        return self._target[self._fed(gamma) - 1] + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
 
-    def _fed(self, gamma: Any) -> Any:
+    def _fed(self, gamma: int) -> int:
         """How many tokens the target reads in a round."""
         return gamma + 1
 
-    def _verify(self, tokens: Any) -> Any:
-        return np.interp(tokens, self._measured, self._took)
-
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if any(drafted):
-            tried = sum(min(kept + 1, levels) for kept, levels in zip(accepted, drafted, strict=True))
+            tried = sum(map(looked_at, accepted, drafted))
             self._accepted = self.DECAY * self._accepted + sum(accepted)
             self._tried = self.DECAY * self._tried + tried
         self.length = self._best()
@@ -125,8 +127,7 @@ class Expected(Schedule):
         return {**super().describe(), **times, "first_acceptance": self.costs.acceptance}
 
     def _best(self) -> int:
-        gammas = np.arange(self.MOST + 1)
-        return int(np.argmax(expected_tokens(self.acceptance, gammas) / self.seconds(gammas)))
+        return max(range(self.MOST + 1), key=lambda g: expected_tokens(self.acceptance, g) / self.seconds(g))
 
 
 class TreeSchedule(Schedule):
@@ -170,7 +171,7 @@ class ExpectedTree(Expected):
         asks_bonus: whether the law needs q at nodes that were not searched.
     """
 
-    MOST, NODES = 8, 64
+    MOST, READS = 8, 64
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.size = 8
@@ -182,16 +183,16 @@ class ExpectedTree(Expected):
         """κ."""
         return self._kept / self._promised
 
-    def _fed(self, gamma: Any) -> Any:
-        return np.where(gamma, self.size, 1)
+    def _fed(self, gamma: int) -> int:
+        return self.size if gamma else 1
 
     def choose(self, reach: Callable[[], Sequence[float]]) -> int:
         """As :meth:`TreeSchedule.choose`."""
-        sums = np.cumsum(reach()[: self.NODES - 1])
-        sizes = np.arange(2, len(sums) + 2)
-        rates = (1 + self.trust * sums) / (self._verify(sizes) + self.length * self.costs.draft)
-        best = int(np.argmax(rates))
-        self.size, self._promise = best + 2, float(sums[best])
+        search = self.length * self.costs.draft
+        sums = list(itertools.accumulate(reach()[: self.READS - 1]))
+        # the i-th sum is that of a tree of i + 2 nodes
+        best = max(range(len(sums)), key=lambda i: (1 + self.trust * sums[i]) / (self._target[i + 1] + search))
+        self.size, self._promise = best + 2, sums[best]
         return self.size
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:

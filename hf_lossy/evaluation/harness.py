@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ..generation import Options, VerificationStats, decoder
 from ..laws import Law, law_class, listed, make
-from ..loading import LOOKUP, Pair, with_draft, with_quantised_draft
+from ..loading import LOOKUP, Pair, dtype_name, with_draft, with_quantised_draft
 from .methods import OPTIONS
 
 NAME = "hf-lossy"
@@ -78,7 +78,7 @@ class LossyHFLM(HFLM):
         target = self.model
         self.pair = Pair(target.name_or_path, target, None, self.tokenizer, [], LOOKUP)
         if assistant is not None:
-            dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
+            dtype, device = dtype_name(target), str(target.device)
             self.pair = with_draft(self.pair, assistant, dtype, device)
         if draft_quantization is not None:
             self.pair = with_quantised_draft(self.pair, draft_quantization)

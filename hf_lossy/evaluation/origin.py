@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..compat import hub_commit
-from ..loading import Pair
+from ..loading import Pair, dtype_name
 from .tasks import Item, Task
 
 
@@ -38,7 +38,7 @@ def revision(model: PreTrainedModel) -> dict[str, Any]:
     """Which version of a model it is: the Hub's commit, and a fingerprint of the weights that were loaded."""
     return {
         "name": model.name_or_path,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(model),
         "device": str(model.device),
         "commit": hub_commit(model),
         "fingerprint": fingerprint(model),

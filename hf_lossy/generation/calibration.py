@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..drafting.schedule import Costs, Expected, ExpectedTree
+from ..drafting.schedule import Costs, Expected, ExpectedTree, looked_at
 from ..timing import forward_seconds, head_seconds
 from .options import is_head
 from .statistics import Round
@@ -56,7 +56,7 @@ def measured(
     top_k: int | None,
 ) -> Costs:
     """As :func:`costs`, measured now."""
-    sizes = [1, 2, 4, 8, Expected.MOST + 1] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.NODES]
+    sizes = [1, 2, 4, 8, Expected.READS] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.READS]
     effort: dict[str, Any] = {"repeats": 3, "budget": SECONDS}
     verify, step = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None), 0.0
     if draft is not None and is_head(draft):
@@ -67,5 +67,5 @@ def measured(
     elif draft is not None:
         step = forward_seconds(draft, prompt, [1], **effort)[1]
     rounds = write()
-    tried = sum(min(r.accepted + 1, r.levels) for r in rounds)
+    tried = sum(looked_at(r.accepted, r.levels) for r in rounds)
     return Costs(verify, step, sum(r.accepted for r in rounds) / tried if tried else Costs.acceptance)

@@ -87,7 +87,7 @@ def make_draft(
         "device": coins.device,
         "greedy": not sampled or temperature == 0,
         "point_mass": sampled and temperature == 0,
-        "needs_probs": sampled or bool(options.accounting) or (law.uses_draft and not law.is_strict),
+        "needs_probs": sampled or bool(options.accounting) or law.needs_draft,
         "confidence": options.assistant_confidence_threshold or 0.0,
         "ends": ends,
     }
@@ -168,7 +168,7 @@ _CHOSEN = "has no meaning with num_assistant_tokens_schedule='expected', which c
 
 
 def _asks_bonus(options: Options, law: Law) -> bool:
-    return options.bonus != "target" and law.uses_draft and not law.is_strict
+    return options.bonus != "target" and law.needs_draft
 
 
 def _refuse(options: Options, names: Collection[str], why: str) -> None:

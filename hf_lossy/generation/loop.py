@@ -197,7 +197,7 @@ def match(
 
 def walk(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 rows"]) -> Outcome:
     """Descend each row's tree along what is drawn at its nodes. Only the nodes on the way are looked at, one of every row at
-    a time, each with the prefix of its own path; the host waits for the device once at each of them."""
+    a time, each with the prefix of its own path; the host waits for the device at each of them."""
     tree, figures, scored = proposal.tree, list[Accounting](), list[Tensor]()
     # as many coins in every round, so that a row's do not depend on how far its neighbours get
     coins = run.coins(len(run.rows), run.draft.num_assistant_tokens + 1)
@@ -248,7 +248,7 @@ def emitted_at(
         return sibling_walk(law, p, tree.candidates(run.tokens.new_tensor(nodes))), None
     if not run.induced_bonus and bool(tree.is_leaf(run.tokens.new_tensor(nodes)).all()):
         return p, None
-    wanted = run.accounting or (law.uses_draft and not law.is_strict)
+    wanted = run.accounting or law.needs_draft
     q = run.draft.next_probs(run.tokens, lengths, nodes) if wanted else None
     if q is None:
         return (p if wanted and law.uses_draft else law.induced(p, p)), None

@@ -121,6 +121,11 @@ class Law:
         """Whether π = p whatever q is."""
         return False
 
+    @property
+    def needs_draft(self) -> bool:
+        """Whether π depends on q at this setting."""
+        return self.uses_draft and not self.is_strict
+
     def matched_baseline(self) -> Law:
         """The law that this one has to beat under the same draft and coupling (2607.26627, Section 5)."""
         return law("lossless")
