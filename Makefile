@@ -18,7 +18,7 @@ OLDEST_PYTHON := PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run demo test test-oldest test-demo screenshots slow bench diagnostic analysis cards docs lint format clean
+.PHONY: help run demo test test-oldest test-demo demo-timing screenshots slow bench diagnostic analysis cards docs lint format clean
 
 help: ## print this
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -40,6 +40,9 @@ test-demo: $(VENV)/.installed-e2e ## the demo in a browser; installs Debian's ch
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 		{ echo "Installing chromium with apt-get"; $(APT) -qq update && $(APT) -qq install -y --no-install-recommends chromium fonts-dejavu-core; }
 	$(BIN)/python -m pytest -m e2e tests/test_demo_e2e.py $(ARGS)
+
+demo-timing: $(VENV)/.installed-e2e ## how long the demo takes to its first token, and what it costs; needs chromium
+	$(BIN)/python scripts/demo_timing.py
 
 screenshots: export SCREENSHOTS := docs/images
 screenshots: ## the pictures of the documentation, from the demo in a browser
