@@ -212,13 +212,18 @@ def bars(page) -> list[tuple[str, float, str]]:
     )
 
 
-def until(page, change, before) -> None:
-    """Wait until what is read differs from before."""
+def become(page, read, right) -> None:
+    """Wait until what is read is right."""
     for _ in range(200):
-        if change() != before:
+        if right(seen := read()):
             return
         page.wait_for_timeout(50)
-    pytest.fail(f"it stayed at {before}")
+    pytest.fail(f"it stayed at {seen}")
+
+
+def until(page, change, before) -> None:
+    """Wait until what is read differs from before."""
+    become(page, change, lambda seen: seen != before)
 
 
 def test_the_law_follows_its_slider(visit):
@@ -228,20 +233,19 @@ def test_the_law_follows_its_slider(visit):
     assert len(before) == 6
     assert {region for _, _, region in before} == {"between"}
     set_slider(page, "law-strength", 1)
-    until(page, lambda: bars(page), before)
-    widths = page.locator("#law-view .hl-bar").evaluate_all(
-        "all => all.map(e => ['p', 'pi'].map(n => parseFloat(e.querySelector('i.hl-' + n).style.width)))"
+    widths = "all => all.map(e => ['p', 'pi'].map(n => parseFloat(e.querySelector('i.hl-' + n).style.width)))"
+    become(
+        page,
+        lambda: page.locator("#law-view .hl-bar").evaluate_all(widths),
+        lambda shown: len(shown) == 6 and all(p == pytest.approx(pi, abs=0.02) for p, pi in shown),  # strict: π = p
     )
-    assert all(p == pytest.approx(pi, abs=0.02) for p, pi in widths)  # strict: π = p
     handle, before = page.locator("#law-strength input[type=range]"), bars(page)
     handle.focus()
     for _ in range(30):
         handle.press("ArrowLeft")
     until(page, lambda: bars(page), before)
-    before = bars(page)
-    choose(page, "law", "min_p")
-    until(page, lambda: bars(page), before)
-    assert "outside A" in {region for _, _, region in bars(page)}
+    choose(page, "law", "min_p")  # while the slider's last drawings may still be on their way
+    become(page, lambda: {region for _, _, region in bars(page)}, lambda regions: "outside A" in regions)
     page.fill("#hand-p textarea, #hand-p input", "1 2 x")
     page.wait_for_selector("#law-view [role=alert]")
     assert "no weight" in page.inner_text("#law-view")

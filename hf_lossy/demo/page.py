@@ -311,8 +311,9 @@ class _Position:
 
     def connect(self, session: gr.State) -> None:
         """Connect the controls."""
-        every = {"show_progress": "hidden", "trigger_mode": "always_last"}
-        moved = [self.strength.input, self.place.input, self.count.input, self.p.change, self.q.change]
+        # One after the other, and again after a value that the page itself set: the last drawing is of what is shown.
+        every = {"show_progress": "hidden", "trigger_mode": "always_last", "concurrency_id": "position"}
+        moved = [self.strength.change, self.place.change, self.count.change, self.p.change, self.q.change]
         gr.on(moved, self.draw, [session, *self.inputs], self.view, **every)
 
         def other_source(session: Session, *values: Any) -> list[Any]:
