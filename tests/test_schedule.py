@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -58,9 +59,56 @@ def test_the_length_comes_near_the_best_one(acceptance, cost, verify):
 
 def test_expected_tokens_and_costs_are_those_of_the_formula():
     schedule = Expected(Costs({1: 1.0, 5: 2.0}, 0.25), asks_bonus=True)
-    assert schedule.seconds(2) == pytest.approx(1.5 + 2 * 0.25 + 0.8**2 * 0.25)
+    assert schedule.seconds(2, 0.64) == pytest.approx(1.5 + 2 * 0.25 + 0.64 * 0.25)
     assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     assert expected_tokens(1.0, 3) == 4
+
+
+@pytest.mark.parametrize("bonus", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_length_is_the_best_one_for_the_rounds_seen(seed, bonus):
+    """By definition, from lists of what was seen at each place and how long ago, in batches too."""
+    dice = random.Random(seed)
+    rising, cost = {1: 1.0, 21: dice.uniform(1, 3)}, dice.uniform(0.01, 0.4)
+
+    def a_round():
+        drafted = dice.randint(1, 9)
+        return dice.choice([0, 1, 2, drafted, drafted]) % (drafted + 1), drafted
+
+    before, batches = [a_round() for _ in range(3)], [[a_round() for _ in range(2)] for _ in range(12)]
+    schedule = Expected(Costs(rising, cost, before), asks_bonus=bonus)
+    for batch in batches:
+        schedule.update([drafted for _, drafted in batch], [accepted for accepted, _ in batch])
+    looks = [
+        (place, place < accepted, 0.97 ** (len(batches) - 1 - i))
+        for i, batch in enumerate([before, *batches], start=-1)
+        for accepted, drafted in batch
+        for place in range(drafted)
+        if place <= accepted
+    ]
+    overall = (0.8 + sum(w for _, kept, w in looks if kept)) / (1 + sum(w for _, _, w in looks))
+
+    def rate(gamma):
+        reached = [1.0]
+        for place in range(gamma):
+            here = [(kept, w) for at, kept, w in looks if at == place]
+            kept = 4 * overall + sum(w for kept, w in here if kept)
+            reached.append(reached[-1] * kept / (4 + sum(w for _, w in here)))
+        verify = 1 + (rising[21] - 1) * gamma / 20
+        return sum(reached) / (verify + gamma * cost + bonus * reached[-1] * cost)
+
+    assert rate(schedule.length) == pytest.approx(max(map(rate, range(21))), rel=1e-12)
+
+
+def test_a_pattern_of_refusals_is_seen():
+    """The first drafted token is always kept and the second never: half of those that are looked at, but γ above 1 only asks
+    whether that is still so."""
+    schedule, lengths = Expected(Costs(FLAT, 0.05), asks_bonus=False), []
+    for _ in range(100):
+        lengths.append(schedule.length)
+        schedule.update([schedule.length], [min(1, schedule.length)])
+    assert best(0.5, 0.05) == 3
+    assert set(lengths[20:]) == {1, 2}
 
 
 def test_a_draft_that_does_not_pay_is_left_out_and_tried_again_in_a_while():
@@ -212,7 +260,7 @@ def test_real_times_are_positive_and_finite():
     ],
     ids=["agrees", "never", "lookup"],
 )
-def test_the_first_acceptance_is_that_of_a_short_text(drafted, acceptance):
+def test_it_begins_with_the_rounds_of_a_short_text(drafted, acceptance):
     """Also in a batch, whose first row has padding that is left out."""
     big = scripted([*range(4, 14)] * 4, 32) if acceptance == 0 else copy.deepcopy(target())
     text = PROMPT if acceptance != 0 else PROMPT[:, :4]
@@ -223,8 +271,10 @@ def test_the_first_acceptance_is_that_of_a_short_text(drafted, acceptance):
         stats = hf_lossy.VerificationStats()
         more = {"num_assistant_tokens_schedule": "expected", "verification_stats": stats, **given}
         lossy(big, ids, **drafted(), **more)
-        found = stats.settings["first_acceptance"]
-        assert 0 <= found <= 1 if acceptance is None else found == acceptance
+        rounds = stats.settings["first_rounds"]
+        kept, tried = (sum(numbers) for numbers in zip(*rounds, strict=True))
+        assert len(rounds) + kept == 32
+        assert 0 <= kept <= tried if acceptance is None else kept == acceptance * tried
 
 
 def test_times_of_trees_are_measured_over_nodes():

@@ -45,17 +45,12 @@ class Costs(NamedTuple):
     Attributes:
         target: seconds of the target's forward over n tokens, by n; between these it is interpolated.
         draft: seconds of a draft's step.
-        acceptance: how often a drafted token was kept, of those that were looked at.
+        rounds: of a short text: how many tokens were accepted, of how many that were drafted.
     """
 
     target: dict[int, float]
     draft: float
-    acceptance: float = 0.8
-
-
-def looked_at(accepted: int, drafted: int) -> int:
-    """How many tokens of a chain, or levels of a tree, a round looked at: those that were kept and the first refused one."""
-    return min(accepted + 1, drafted)
+    rounds: Sequence[tuple[int, int]] = ()
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
@@ -67,41 +62,47 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
 class Expected(Schedule):
     """The γ with the most expected tokens a second, given how often drafted tokens were accepted so far:
 
-        argmax over γ of  E(γ) / (t(γ + 1) + γ d + α^γ b),    E(γ) = (1 − α^(γ+1)) / (1 − α)
+        argmax over γ of  E(γ) / (t(γ + 1) + γ d + s_γ b),    E(γ) = 1 + s_1 + … + s_γ,    s_j = α_1 α_2 ⋯ α_j
 
-    with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the draft
-    once more after a block that was accepted whole. α is a running estimate, in which a round counts for 3 % less with
-    every round after it. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that
-    pays by now. The times and the first α are measured before the run, so that γ depends on them and on the tokens alone;
+    with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the
+    draft once more after a block that was accepted whole. α_j is how often the j-th drafted token was accepted, of those
+    rounds that looked at it; where all do alike E(γ) = (1 − α^(γ+1)) / (1 − α), but many texts refuse in patterns. A
+    round counts for 3 % less with every round after it, and what is known of all places stands in where little is known
+    of one. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that pays by
+    now. The times and the first rounds are measured before the run, so that γ depends on them and on the tokens alone;
     which γ is chosen does not touch the law of what is emitted, since a round's γ is fixed before its coins are thrown.
 
     Args:
-        costs: t, d, and the α to begin with.
+        costs: t, d, and the rounds to begin with.
         asks_bonus: whether the law needs q at bonus positions.
     """
 
     name = "expected"
     MOST, READS = 20, 21
     """γ at most, and tokens that the target reads in a round at most."""
-    WEIGHT, DECAY = 16.0, 0.97
+    FIRST, DECAY, ALIKE = 0.8, 0.97, 4.0
+    """α where nothing is known, what remains of a round after the next, and how many looks at one place count as much as
+    those at all others."""
     PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
         reads = range(1, self.READS + 1)
         self._target: list[float] = np.interp(reads, list(costs.target), list(costs.target.values())).tolist()
-        self._accepted, self._tried = costs.acceptance * self.WEIGHT, self.WEIGHT
+        self._accepted, self._tried = [0.0] * self.MOST, [0.0] * self.MOST
+        for accepted, drafted in costs.rounds:
+            self._count(accepted, drafted)
         self._plain, self._wait = 0, self.FIRST_WAIT
         super().__init__(self._best())
 
     @property
     def acceptance(self) -> float:
-        """α."""
-        return self._accepted / self._tried
+        """α over all places."""
+        return (sum(self._accepted) + self.FIRST) / (sum(self._tried) + 1)
 
-    def seconds(self, gamma: int) -> float:
-        """What a round costs on average."""
-        return self._target[self._fed(gamma) - 1] + gamma * self.costs.draft + self.acceptance**gamma * self._bonus
+    def seconds(self, gamma: int, whole: float) -> float:
+        """What a round costs on average, if its block is accepted whole with this probability."""
+        return self._target[self._fed(gamma) - 1] + gamma * self.costs.draft + whole * self._bonus
 
     def _fed(self, gamma: int) -> int:
         """How many tokens the target reads in a round."""
@@ -109,9 +110,10 @@ class Expected(Schedule):
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if any(drafted):
-            tried = sum(map(looked_at, accepted, drafted))
-            self._accepted = self.DECAY * self._accepted + sum(accepted)
-            self._tried = self.DECAY * self._tried + tried
+            self._accepted = [self.DECAY * x for x in self._accepted]
+            self._tried = [self.DECAY * x for x in self._tried]
+            for kept, tried in zip(accepted, drafted, strict=True):
+                self._count(kept, tried)
         self.length = self._best()
         if self.length:
             self._plain, self._wait = 0, self.FIRST_WAIT
@@ -124,10 +126,24 @@ class Expected(Schedule):
 
     def describe(self) -> dict[str, Any]:
         times = {"target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
-        return {**super().describe(), **times, "first_acceptance": self.costs.acceptance}
+        return {**super().describe(), **times, "first_rounds": list(self.costs.rounds)}
+
+    def _count(self, accepted: int, drafted: int) -> None:
+        """A round looks at the tokens that it keeps and at the first that it refuses."""
+        for j in range(min(accepted + 1, drafted, self.MOST)):
+            self._tried[j] += 1
+            self._accepted[j] += j < accepted
 
     def _best(self) -> int:
-        return max(range(self.MOST + 1), key=lambda g: expected_tokens(self.acceptance, g) / self.seconds(g))
+        overall, tokens, whole = self.acceptance, 1.0, 1.0
+        best, rate = 0, 1 / self.seconds(0, 1.0)
+        for gamma in range(1, self.MOST + 1):
+            seen = self._tried[gamma - 1] + self.ALIKE
+            whole *= (self._accepted[gamma - 1] + self.ALIKE * overall) / seen
+            tokens += whole
+            if tokens / self.seconds(gamma, whole) > rate:
+                best, rate = gamma, tokens / self.seconds(gamma, whole)
+        return best
 
 
 class TreeSchedule(Schedule):
@@ -158,8 +174,9 @@ class TreeSchedule(Schedule):
 class ExpectedTree(Expected):
     """The tree with the most expected tokens a second: first its depth, then, when its candidates are known, its size.
 
-    The depth L is chosen as :class:`Expected` chooses γ, with α the acceptance of a level and t at the size that was chosen
-    last. Of the candidates, with probabilities s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are kept:
+    The depth L is chosen as :class:`Expected` chooses γ, with α_j the acceptance of a level and t at the size that was
+    chosen last. Of the candidates, with probabilities s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are
+    kept:
 
         argmax over n of  (1 + κ Σ_{i<n} s_i) / (t(n) + L d)
 
@@ -172,6 +189,8 @@ class ExpectedTree(Expected):
     """
 
     MOST, READS = 8, 64
+    WEIGHT = 16.0
+    """How many levels' promises count as kept at the beginning."""
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.size = 8

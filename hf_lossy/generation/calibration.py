@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..drafting.schedule import Costs, Expected, ExpectedTree, looked_at
+from ..drafting.schedule import Costs, Expected, ExpectedTree
 from ..timing import forward_seconds, head_seconds
 from .options import is_head
 from .statistics import Round
@@ -20,7 +20,7 @@ from .statistics import Round
 PROMPT, SECONDS = 64, 0.5
 """Tokens of the prompt that forwards are timed after, and how long small models are timed: theirs vary most."""
 TEXT = 32
-"""Tokens of the text that shows how often the target keeps what is drafted."""
+"""Tokens of the text that shows how much the target keeps of what is drafted."""
 _known: WeakKeyDictionary[PreTrainedModel, dict[Any, Costs]] = WeakKeyDictionary()
 _measuring = threading.Lock()
 
@@ -66,6 +66,4 @@ def measured(
         step = head_seconds(target, draft, prompt, [rows], **effort)[rows]
     elif draft is not None:
         step = forward_seconds(draft, prompt, [1], **effort)[1]
-    rounds = write()
-    tried = sum(looked_at(r.accepted, r.levels) for r in rounds)
-    return Costs(verify, step, sum(r.accepted for r in rounds) / tried if tried else Costs.acceptance)
+    return Costs(verify, step, tuple((r.accepted, r.levels) for r in write()))
