@@ -53,16 +53,15 @@ def at(probs: Float[Tensor, "*batch vocab"], tokens: Int[Tensor, "*batch"]) -> F
 
 
 def sample(weights: Float[Tensor, "*batch vocab"], coins: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """One token per row, drawn in proportion to ``weights`` (they need not sum to one).
+    """One token per row, drawn in proportion to ``weights``. They need not sum to one, but not to a subnormal number,
+    of which a coin's share could round up to all of it.
 
     Inverse transform: the first token whose cumulative weight exceeds ``coin · total``, coins uniform on [0, 1). A token
     of weight zero is never drawn. (Thirty times faster than ``torch.multinomial`` at a vocabulary of 150,000 on a CPU, and
     one coin a row makes runs reproducible with a generator on any device.)
     """
     cumulative = weights.cumsum(-1)
-    total = cumulative[..., -1:]
-    # coin · total can round up to the total where that is subnormal: stay below it, so that a token with mass is found
-    threshold = torch.minimum(coins.unsqueeze(-1) * total, total.nextafter(total.new_zeros(())))
+    threshold = coins.unsqueeze(-1) * cumulative[..., -1:]
     # rows of NaN find nothing; they are reported later and must not index out of range meanwhile
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(weights.shape[-1] - 1)
 
@@ -70,6 +69,11 @@ def sample(weights: Float[Tensor, "*batch vocab"], coins: Float[Tensor, "*batch"
 def one_hot(tokens: Int[Tensor, "*batch"], like: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
     """A point mass on one token per row, in the shape and dtype of ``like``."""
     return torch.zeros_like(like).scatter_(-1, tokens.unsqueeze(-1), 1.0)
+
+
+def widened(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """In double precision, on devices that have it (Apple's don't)."""
+    return x if x.device.type == "mps" else x.double()
 
 
 def tv(a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:

@@ -93,6 +93,7 @@ BUGS = [
         COUPLINGS,
     ),
     Bug("block: P not capped", "couplings/block.py", ".div_(products.cummax(1).values.clamp_min_(1))", "", COUPLINGS),
+    Bug("block: P not capped, looking", "couplings/block.py", "min(P * r, 1.0)", "P * r", COUPLINGS),
     Bug(
         "block: S of another position",
         "couplings/block.py",
@@ -236,10 +237,10 @@ BUGS = [
     Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
     Bug("sample: a token without weight", "numerics.py", "right=True", "right=False", COUPLINGS),
     Bug(
-        "sample: past the last token",
-        "numerics.py",
-        "torch.minimum(coins.unsqueeze(-1) * total, total.nextafter(total.new_zeros(())))",
-        "coins.unsqueeze(-1) * total",
+        "sample: from a residual of rounding",
+        "couplings/base.py",
+        "< torch.finfo(residual.dtype).tiny",
+        "<= 0",
         COUPLINGS,
     ),
     Bug("cos: lambda swapped", "laws/cos.py", "lerp(p, q,", "lerp(q, p,", LAWS),

@@ -717,8 +717,12 @@ def test_sample_with_many_tokens_in_float32():
         assert (weights.gather(1, drawn[:, None]) > 0).all()
 
 
-def test_sample_of_weights_so_small_that_coin_times_total_rounds_up():
-    assert sample(torch.tensor([[0.0, 1e-45, 0.0]]), torch.tensor([1 - 2**-24])).item() == 1
+def test_of_a_residual_so_small_that_a_coins_share_rounds_up_nothing_is_drawn():
+    p, q = torch.tensor([[[0.5, 1e-45, 0.5, 0.0]]]), torch.tensor([[[0.5, 0.0, 0.5, 0.0]]])
+    made = TokenCoupling(law("lossless"), p, q, torch.tensor([[0]]))
+    assert made.residual(torch.tensor([0])).sum() > 0
+    for coin, token in ((1 - 2**-24, 2), (0.0, 0)):
+        assert made.replace(torch.tensor([0]), torch.tensor([coin])).item() == token
 
 
 def test_sample_is_the_inverse_transform_of_unnormalised_weights():

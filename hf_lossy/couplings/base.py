@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class Coupling:
     def replace(self, accepted: Int[Tensor, "batch"], coins: Float[Tensor, "batch"]) -> Int[Tensor, "batch"]:
         """Draw the token after the accepted ones. Where the residual has no mass (π = q up to rounding), draw from π."""
         residual = self.residual(accepted)
-        empty = residual.sum(-1, keepdim=True) <= 0
+        empty = residual.sum(-1, keepdim=True) < torch.finfo(residual.dtype).tiny
         if empty.device.type != "cpu" or bool(empty.any()):  # looking makes the host wait, except on a CPU
             residual = residual.where(~empty, row_at(self.pi, accepted))
         return sample(residual, coins)

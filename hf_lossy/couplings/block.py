@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..numerics import at
+from ..numerics import at, widened
 from .base import Coupling, register_coupling, row_at
 
 FEW, LARGE = 8, 4096
@@ -31,13 +32,22 @@ class BlockCoupling(Coupling):
 
     @cached_property
     def _prefix(self) -> Float[Tensor, "batch drafted_1"]:
-        """P_0 … P_G, [B, G + 1], by their closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in
-        double, for a product of G ratios of single-precision probabilities to stay in range)."""
+        """P_0 … P_G, [B, G + 1]."""
         drafted = self.drafted.unsqueeze(-1)
-        ratio = self.pi.gather(-1, drafted).double().div_(self.q.gather(-1, drafted)).squeeze(-1)
+        ratio = widened(self.pi.gather(-1, drafted)).div_(self.q.gather(-1, drafted)).squeeze(-1)
+        if self._looks:
+            steps = [list(accumulate(row, lambda P, r: min(P * r, 1.0), initial=1.0)) for row in ratio.tolist()]
+            return self.pi.new_tensor(steps)
+        # the closed form C_i / max_{j ≤ i} C_j with C_i the product of the first i ratios (in double, for a product of G
+        # ratios of single-precision probabilities to stay in range)
         products = ratio.cumprod(1)
         P = products.div_(products.cummax(1).values.clamp_min_(1))
         return F.pad(P, (1, 0), value=1.0).to(self.pi.dtype)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether numbers are looked at one by one. That makes the host wait for the device, except on a CPU."""
+        return self.pi.device.type == "cpu" and (len(self.pi) <= FEW or self.pi.shape[-1] >= LARGE)
 
     def acceptance(self) -> Float[Tensor, "batch drafted"]:
         """h_1 … h_G, [B, G]."""
@@ -54,9 +64,7 @@ class BlockCoupling(Coupling):
         return (spare / (spare + (1 - P))).nan_to_num_(1.0)
 
     def accepted(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
-        # looking at one prefix after another makes the host wait for the device, except on a CPU
-        looks = coins.device.type == "cpu" and (len(coins) <= FEW or self.pi.shape[-1] >= LARGE)
-        return self._by_looking(coins) if looks else self._at_once(coins)
+        return self._by_looking(coins) if self._looks else self._at_once(coins)
 
     def _at_once(self, coins: Float[Tensor, "batch drafted"]) -> Int[Tensor, "batch"]:
         positions = torch.arange(1, coins.shape[1] + 1, device=coins.device)

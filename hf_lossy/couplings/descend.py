@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..laws.base import Law
-from ..numerics import sample
+from ..numerics import sample, widened
 from ..tree import Tree
 from .base import Coupling, leading, register_coupling
 
@@ -66,7 +66,7 @@ def sibling_walk(
     if law.is_strict:  # p(c) each, and p renormalised: that is p
         return p
     # in double, since what is left may be a tiny part of p, and its size comes out as a difference
-    left = p.double()
+    left = widened(p)
     left = left / left.sum(-1, keepdim=True)
     emitted, reach = torch.zeros_like(left), torch.ones_like(left[..., :1])
     for k in range(candidates.shape[-1]):

@@ -9,6 +9,7 @@ round's forwards are the prefill, and that round's time is booked as such.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from ..cached_model import CachedModel
 from ..couplings import Coupling, descend, sibling_walk
 from ..drafting import Draft, Proposal
 from ..laws.base import Law
-from ..numerics import at, sample
+from ..numerics import at, sample, widened
 from ..ragged import put, window
 from ..scores import Coins, Scorer
 from ..tree import Tree
@@ -148,7 +149,7 @@ def distributions(
         return scores, scores.softmax(-1)
     if run.law.is_strict and not run.accounting:
         return scores, scores  # π = p and only its argmax is read, which needs no softmax
-    return scores, scores.double().softmax(-1)  # in double, so that no two scores become a tie
+    return scores, widened(scores).softmax(-1)  # in double, so that no two scores become a tie
 
 
 def couple(run: Run, proposal: Proposal, logits: Float[Tensor, "batch drafted_1 rows"]) -> Outcome:
@@ -324,15 +325,15 @@ def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | No
     and strict) the maximum does."""
     marks = [p[..., 0] if run.sampled or run.accounting or not run.law.is_strict else p.amax(-1)]
     marks += [] if q is None else [q[..., 0]]
-    sound = torch.cat(marks, 1).sum(1).isfinite()
+    sound = torch.cat(marks, 1).sum(1)
     # (where nothing was drafted, any token that is none: −1 may be how a caller says that no token ends a text)
     last = drafted[:, -1] if drafted.shape[1] else torch.full_like(accepted, NONE)
-    numbers, ends, sound = torch.stack([accepted, last, sound]).tolist()
-    if not all(sound):
+    numbers, ends, sums = torch.stack([accepted, last, sound]).tolist()
+    if not all(map(math.isfinite, sums)):
         complaints = (run.scorer.complain, run.draft.complain)
         for mark, complain in zip(marks, complaints, strict=False):
             broken = (~mark.isfinite()).nonzero()
             if len(broken):
                 row, position = broken[broken[:, 1].argmin()].tolist()
                 raise complain(run.lengths[row] + position)
-    return numbers, [token in run.stops.eos for token in ends]
+    return [int(number) for number in numbers], [token in run.stops.eos for token in ends]

@@ -71,8 +71,8 @@ class Options:
         draft_temperature: temperature of the draft (0: greedy, q is a point mass); the target's unless given.
         num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
         num_assistant_tokens_schedule: ``"constant"`` (default), ``"heuristic"``, or ``"expected"``: in each round the γ with
-            the most expected tokens a second, from measured forward times and the acceptance so far
-            (:class:`hf_lossy.drafting.schedule.Expected`), or a tree's depth and size
+            the most expected tokens a second, from measured forward times and how often each place was accepted so
+            far (:class:`hf_lossy.drafting.schedule.Expected`), or a tree's depth and size
             (:class:`hf_lossy.drafting.schedule.ExpectedTree`).
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.

@@ -62,7 +62,7 @@ class RowStats:
         """Per emitted token: tv, kl, max_log_ratio, acceptance, wasted_distortion; None unless it was asked for."""
         if not self._accounting:
             return None
-        table = torch.cat(self._accounting).double().cpu()
+        table = torch.cat(self._accounting).cpu().double()
         return {name: table[:, i].tolist() for i, name in enumerate(Accounting._fields)}
 
 
