@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -32,18 +32,19 @@ def capped(
     return torch.minimum(a, bound, out=bound)
 
 
-def masked(
-    probs: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
+def above(
+    probs: Float[Tensor, "*batch vocab"], tested: Float[Tensor, "*batch vocab"], bar: Float[Tensor, "*batch 1"]
 ) -> Float[Tensor, "*batch vocab"]:
-    """``probs · 1_A``. (Nearly twice as fast as a product with the mask.)"""
-    return torch.where(allowed, probs, 0.0)
+    """``probs · 1_A`` with A = {x : tested(x) ≥ bar}. (To compare into numbers and multiply takes two thirds of the time of
+    a mask.)"""
+    return torch.ge(tested.detach(), bar.detach(), out=torch.empty_like(tested)).mul_(probs)
 
 
 def restrict(
-    probs: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
+    probs: Float[Tensor, "*batch vocab"], tested: Float[Tensor, "*batch vocab"], bar: Float[Tensor, "*batch 1"]
 ) -> Float[Tensor, "*batch vocab"]:
-    """``probs · 1_A / probs(A)``; a row with no mass on A comes back as zeros."""
-    kept = masked(probs, allowed)
+    """``probs · 1_A / probs(A)`` with A as in :func:`above`; a row with no mass on A comes back as zeros."""
+    kept = above(probs, tested, bar)
     return kept.div_(kept.sum(-1, keepdim=True).clamp_min_(torch.finfo(kept.dtype).tiny))
 
 

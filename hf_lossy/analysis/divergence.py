@@ -15,7 +15,7 @@ from ..accounting import account
 from ..bench.estimates import Track, clustered_mean, untracked
 from ..laws import Law, law
 from ..loading import Pair
-from ..numerics import masked, one_hot, restrict, tv
+from ..numerics import one_hot, tv
 from .drawing import Figure, axes_grid, line, shown, table
 from .families import blended
 from .settings import Settings, recorded, sampled, together
@@ -50,8 +50,9 @@ class Divergence(NamedTuple):
 def divergence(one: Law, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]) -> Divergence:
     """π of a truncation-based law against its matched baseline at the same p."""
     pi, base = one.induced(p, q), one.matched_baseline().induced(p, q)
-    whole, inner = account(base, None, pi), account(base, None, restrict(pi, base > 0))
-    return Divergence(whole.kl, inner.kl, masked(pi, base == 0).sum(-1), whole.tv)
+    on_set = pi.where(base > 0, 0.0)
+    whole, inner = account(base, None, pi), account(base, None, on_set / on_set.sum(-1, keepdim=True))
+    return Divergence(whole.kl, inner.kl, pi.where(base == 0, 0.0).sum(-1), whole.tv)
 
 
 def likeliest(q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:

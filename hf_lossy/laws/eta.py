@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..numerics import at, restrict
-from .allowed import eta_set
+from .allowed import eta_bar, eta_set
 from .base import Law, parameter, register
 
 
@@ -37,7 +37,7 @@ class Eta(Law):
     truncate_draft: bool = parameter(False, "truncate the draft to its own eta set as well")
 
     def _truncate(self, p: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-        return restrict(p, eta_set(p, self.epsilon, self.delta))
+        return restrict(p, p, eta_bar(p, self.epsilon, self.delta))
 
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]

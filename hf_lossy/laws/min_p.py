@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..numerics import at, restrict
-from .allowed import min_p_set
+from .allowed import min_p_bar, min_p_set
 from .base import Law, parameter, register
 
 
@@ -36,10 +36,10 @@ class MinP(Law):
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
-        return restrict(p, min_p_set(p, self.p_base))
+        return restrict(p, p, min_p_bar(p, self.p_base))
 
     def shape_draft(self, q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-        return restrict(q, min_p_set(q, self.p_base)) if self.truncate_draft else q
+        return restrict(q, q, min_p_bar(q, self.p_base)) if self.truncate_draft else q
 
     def keeps(self, p: Float[Tensor, "*batch vocab"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return at(p if self.is_strict else min_p_set(p, self.p_base).to(p.dtype), token)

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..numerics import tv
 from . import truncation
-from .allowed import min_p_set
+from .allowed import min_p_bar
 from .base import Law, law, parameter, register
 
 TOKEN_RULES = ("token_v3", "token_v2", "token_v1")
@@ -50,16 +50,17 @@ class SpecCascade(Law):
 
     def _allowed(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
-    ) -> Bool[Tensor, "*batch vocab"]:
+    ) -> tuple[Float[Tensor, "*batch vocab"], Float[Tensor, "*batch 1"]]:
+        """What is tested for A, and the bar."""
         if self.rule == "token_v3":
-            return min_p_set(p, self.p_base)
-        return (q if self.rule == "token_v1" else p) >= p.amax(-1, keepdim=True) - (1 - self.p_base)
+            return p, min_p_bar(p, self.p_base)
+        return q if self.rule == "token_v1" else p, p.amax(-1, keepdim=True) - (1 - self.p_base)
 
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
         if self.rule in TOKEN_RULES:
-            return truncation.emitted(p, q, self._allowed(p, q), self.fallback)
+            return truncation.emitted(p, q, *self._allowed(p, q), self.fallback)
         alpha, top_p, top_q = 1 - self.p_base, p.amax(-1, keepdim=True), q.amax(-1, keepdim=True)
         threshold: Tensor | float = self.p_base
         if self.rule != "chow":
@@ -71,7 +72,7 @@ class SpecCascade(Law):
     ) -> tuple[Float[Tensor, "*batch vocab"], Float[Tensor, "*batch vocab"]] | None:
         if self.rule not in TOKEN_RULES:
             return None  # the token coupling is the published rule: keep the draft, or verify it losslessly
-        return truncation.published(p, q, self._allowed(p, q), self.fallback)
+        return truncation.published(p, q, *self._allowed(p, q), self.fallback)
 
     def matched_baseline(self) -> Law:
         return law("min_p", p_base=self.p_base)

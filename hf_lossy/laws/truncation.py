@@ -1,18 +1,22 @@
-"""What the truncation-based laws share: the two fallbacks, and their published acceptance rule. Torch only."""
+"""What the truncation-based laws share: the two fallbacks, and their published acceptance rule. Torch only.
+
+A is given as {x : tested(x) ≥ bar}.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics import masked, restrict
+from ..numerics import above, restrict
 
 
 def emitted(
     p: Float[Tensor, "*batch vocab"],
     q: Float[Tensor, "*batch vocab"],
-    allowed: Bool[Tensor, "*batch vocab"],
+    tested: Float[Tensor, "*batch vocab"],
+    bar: Float[Tensor, "*batch 1"],
     fallback: str,
 ) -> Float[Tensor, "*batch vocab"]:
     """π of a rule that keeps a drafted token iff it is in A, and otherwise draws from the fallback.
@@ -20,7 +24,7 @@ def emitted(
     ``"draft"``: π = q·1_A / q(A), or p·1_A / p(A) where q has no mass on A (p itself where A is empty).
     ``"target"``: π = q·1_A + (1 − q(A)) p.
     """
-    kept = masked(q, allowed)
+    kept = above(q, tested, bar)
     mass = kept.sum(-1, keepdim=True)
     if fallback == "target":
         return kept.addcmul_(p, (1 - mass).clamp_min_(0))
@@ -28,20 +32,16 @@ def emitted(
     kept.div_(mass.clamp_min(tiny))
     if mass.device.type == "cpu" and bool((mass > tiny).all()):
         return kept  # looking costs nothing on a CPU; elsewhere it would make the host wait
-    return torch.where(mass > tiny, kept, _restrict_or_keep(p, allowed))
+    allowed = (tested >= bar).any(-1, keepdim=True)
+    return torch.where(mass > tiny, kept, torch.where(allowed, restrict(p, tested, bar), p))
 
 
 def published(
     p: Float[Tensor, "*batch vocab"],
     q: Float[Tensor, "*batch vocab"],
-    allowed: Bool[Tensor, "*batch vocab"],
+    tested: Float[Tensor, "*batch vocab"],
+    bar: Float[Tensor, "*batch 1"],
     fallback: str,
 ) -> tuple[Float[Tensor, "*batch vocab"], Float[Tensor, "*batch vocab"]]:
     """(h, r): accept iff x ∈ A, else draw from the fallback (the draft on A, or the whole target)."""
-    return allowed.to(p.dtype), p if fallback == "target" else emitted(p, q, allowed, "draft")
-
-
-def _restrict_or_keep(
-    p: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*batch vocab"]
-) -> Float[Tensor, "*batch vocab"]:
-    return torch.where(allowed.any(-1, keepdim=True), restrict(p, allowed), p)
+    return (tested >= bar).to(p.dtype), p if fallback == "target" else emitted(p, q, tested, bar, "draft")

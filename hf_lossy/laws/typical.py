@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from . import truncation
-from .allowed import eta_set
+from .allowed import eta_bar
 from .base import Law, law, parameter, register
 
 
@@ -40,12 +40,12 @@ class Typical(Law):
     def _induced(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> Float[Tensor, "*batch vocab"]:
-        return truncation.emitted(p, q, eta_set(p, self.epsilon, self.delta), self.fallback)
+        return truncation.emitted(p, q, p, eta_bar(p, self.epsilon, self.delta), self.fallback)
 
     def published_rule(
         self, p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]
     ) -> tuple[Float[Tensor, "*batch vocab"], Float[Tensor, "*batch vocab"]]:
-        return truncation.published(p, q, eta_set(p, self.epsilon, self.delta), self.fallback)
+        return truncation.published(p, q, p, eta_bar(p, self.epsilon, self.delta), self.fallback)
 
     def matched_baseline(self) -> Law:
         return law("eta", epsilon=self.epsilon, delta=self.delta)
