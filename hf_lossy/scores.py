@@ -160,7 +160,8 @@ class Coins:
 
     def _drawn(self, generator: torch.Generator | None, *shape: int) -> Tensor:
         made_on = self.device if generator is None else generator.device
-        return torch.rand(shape, generator=generator, device=made_on).to(self.device)
+        # whatever the default dtype is: in half precision there are too few different coins
+        return torch.rand(shape, generator=generator, device=made_on, dtype=torch.float32).to(self.device)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with some rows only."""

@@ -254,8 +254,9 @@ BUGS = [
     ),
     Bug("adaptive ensemble: weight upside down", "laws/adaptive_ensemble.py", "over / room", "room / over", LAWS),
     Bug("contrastive: floor of q", "laws/contrastive.py", "clamp_min(1e-10)", "clamp_min(1e-3)", LAWS),
-    Bug("min-p: > for >=", "laws/allowed.py", "p >= p_base", "p > p_base", LAWS),
-    Bug("eta: > for >=", "laws/allowed.py", "p >= torch.minimum", "p > torch.minimum", LAWS),
+    Bug("laws: > for >=", "numerics.py", "torch.ge(", "torch.gt(", LAWS),
+    Bug("min-p: > for >=", "laws/allowed.py", "p >= min_p_bar", "p > min_p_bar", LAWS),
+    Bug("eta: > for >=", "laws/allowed.py", "p >= eta_bar", "p > eta_bar", LAWS),
     Bug(
         "eta: may be empty", "laws/allowed.py", "torch.minimum(threshold, p.amax(-1, keepdim=True))", "threshold", LAWS
     ),
@@ -270,7 +271,9 @@ BUGS = [
         'p if fallback == "draft"',
         LAWS,
     ),
-    Bug("truncation: target on the set only", "laws/truncation.py", "addcmul_(p,", "addcmul_(p * allowed,", LAWS),
+    Bug(
+        "truncation: target on the set only", "laws/truncation.py", "addcmul_(p,", "addcmul_(p * (tested >= bar),", LAWS
+    ),
     Bug("laws: rounding breaks the ceiling", "numerics.py", ".clamp_max_(1)", "", LAWS),
     Bug("accounting: KL reversed", "accounting.py", "pi * log_ratio", "p * log_ratio", LAWS),
     Bug("accounting: waste without TV(p, q)", "accounting.py", " - tv(p, q)", "", LAWS),
@@ -412,7 +415,13 @@ BUGS = [
         "(Accounting(*(x[:, None] for x in account(p_bonus",
         STATISTICS,
     ),
-    Bug("generate: broken scores pass", "generation/loop.py", "    if not all(sound):", "    if False:", ERRORS),
+    Bug(
+        "generate: broken scores pass",
+        "generation/loop.py",
+        "    if not all(map(math.isfinite, sums)):",
+        "    if False:",
+        ERRORS,
+    ),
     Bug(
         "generate: a broken q at the bonus position passes",
         "generation/loop.py",
@@ -496,6 +505,48 @@ BUGS = [
         "            self._count(accepted, drafted)\n        self._plain",
         "            pass\n        self._plain",
         SCHEDULE,
+    ),
+    Bug(
+        "schedule: measured with the call's coins",
+        "generation/api.py",
+        'verification="lossless", generator=coins',
+        'verification="lossless"',
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: measured beyond the last position",
+        "generation/api.py",
+        "prompt = prompt[:, length - limit :]",
+        "pass",
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: timed beyond the last position",
+        "generation/calibration.py",
+        "prompt = prompt[:, sizes[-1] - limit :]",
+        "pass",
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: the measurement eats max_time",
+        "generation/api.py",
+        "criterion.initial_timestamp += time.time() - began",
+        "pass",
+        SCHEDULE,
+    ),
+    Bug(
+        "mode: any code in inference mode",
+        "generation/api.py",
+        "self.returns_tokens_only and may_infer(",
+        "self.returns_tokens_only or may_infer(",
+        ("tests/test_mode.py",),
+    ),
+    Bug(
+        "batch: a row without q is a broken draft",
+        "generation/loop.py",
+        "bonus.where(pi.amax(-1).isfinite(), BROKEN)",
+        "bonus.where(q_bonus[:, 0].isfinite(), BROKEN)",
+        BATCH,
     ),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(

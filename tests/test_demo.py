@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import itertools
@@ -435,6 +436,7 @@ def test_regions():
 
 
 def test_hand_set_distributions_under_a_law():
+    assert law_view.hand_set("1e308 1e308", "p").tolist() == [0.5, 0.5]
     p, q, texts = law_view.by_hand("4, 3 2 1", "1 1 1 7")
     assert p.tolist() == pytest.approx([0.4, 0.3, 0.2, 0.1])
     strict = law_view.look(p, q, hf_lossy.law("lenience", lenience=1.0), texts, 10)
@@ -486,6 +488,9 @@ def test_the_law_tab_looks_into_the_last_run(backend):
             assert float(p[token]) == pytest.approx(output.records.p[place], abs=1e-9)
             assert float(q[token]) == pytest.approx(output.records.q[place], abs=1e-9)
             assert texts[token] == output.pieces[place]
+    session.row = (dataclasses.replace(session.run), 0, 0, p + 1, q + 1)  # another run's, looked up meanwhile
+    p, _, _ = law_view.at_position(backend, session, 0, 0)
+    assert float(p.sum()) == pytest.approx(1)
     with pytest.raises(hf_lossy.LossyError, match="no probabilities q"):
         law_view.at_position(backend, session, 3, 0)
     with pytest.raises(hf_lossy.LossyError, match="has no token 31"):

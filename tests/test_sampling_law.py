@@ -600,3 +600,17 @@ def test_a_looked_up_candidate_that_is_banned_does_not_come(ban):
     for _ in range(20):
         out = lossy(big, ids, do_sample=True, top_k=0, max_new_tokens=4, generator=generator, **options, **ban)
         assert 2 not in out[0, 5:].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_coins_are_fine_whatever_the_default_dtype_is(dtype):
+    """Of 1,000 tokens that are equally likely 2,000 draws show 865 ± 10; coins of half precision, bfloat16 above all, meet
+    too few of them."""
+    models = [table(lambda prefix: torch.zeros(1000, dtype=torch.float32), 1000) for _ in range(2)]
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        text = lossy(models[0], assistant_model=models[1], do_sample=True, top_k=0, max_new_tokens=2000)
+    finally:
+        torch.set_default_dtype(before)
+    assert len(set(text[0, PROMPT.shape[1] :].tolist())) > 800

@@ -6,9 +6,11 @@ import copy
 import itertools
 import math
 import random
+import threading
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lossy
 from hf_lossy import LossyError
@@ -242,6 +244,56 @@ def test_forwards_are_timed_once_for_a_pair(monkeypatch):
     for ids in (PROMPT, PROMPT, PROMPT[:, :2], PROMPT.repeat(2, 1)):
         lossy(target(), ids, assistant_model=draft(), num_assistant_tokens_schedule="expected")
     assert len(calls) == 2  # one sequence, and two
+
+
+@pytest.mark.parametrize("length", [5, 40, 56])
+@pytest.mark.parametrize("drafted", ["model", "lookup"])
+def test_nothing_is_measured_beyond_the_last_position(length, drafted):
+    """A model with absolute positions takes no token more."""
+    sizes = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
+    big, small = (GPT2LMHeadModel(GPT2Config(n_layer=layers, **sizes)).eval() for layers in (2, 1))
+    ids = torch.randint(0, 32, (1, length))
+    how = {"assistant_model": small} if drafted == "model" else {"prompt_lookup_num_tokens": 3}
+    text = lossy(big, ids, max_new_tokens=8, num_assistant_tokens_schedule="expected", **how)
+    assert torch.equal(text, plain(big, ids, max_new_tokens=8))
+
+
+def test_measuring_throws_none_of_the_calls_coins():
+    big, small, texts = copy.deepcopy(target()), copy.deepcopy(draft()), []
+    for _ in range(2):  # the first call measures
+        torch.manual_seed(5)
+        how = {"do_sample": True, "num_assistant_tokens_schedule": "expected"}
+        texts.append(lossy(big, assistant_model=small, **how).tolist())
+        after = torch.get_rng_state()
+        lossy(copy.deepcopy(big), assistant_model=small, generator=torch.Generator().manual_seed(1), **how)
+        assert torch.equal(torch.get_rng_state(), after)
+    assert texts[0] == texts[1]
+
+
+def test_measuring_does_not_count_as_the_texts_time(monkeypatch):
+    clock = [1000.0]
+
+    def measured(*models):
+        clock[0] += 100
+        return Costs(FLAT, 0.1)
+
+    monkeypatch.setattr(calibration, "_known", type(calibration._known)())
+    monkeypatch.setattr(calibration, "measured", measured)
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    text = lossy(target(), assistant_model=draft(), max_time=50.0, num_assistant_tokens_schedule="expected")
+    assert clock[0] == 1100
+    assert torch.equal(text, plain(target()))
+
+
+def test_a_pair_that_is_known_waits_for_nobody(monkeypatch):
+    made(monkeypatch, Costs(FLAT, 0.1))
+    how = {"assistant_model": draft(), "num_assistant_tokens_schedule": "expected"}
+    lossy(target(), **how)
+    with calibration._measuring:
+        other = threading.Thread(target=lambda: lossy(target(), **how), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive()
 
 
 def test_real_times_are_positive_and_finite():

@@ -92,9 +92,10 @@ def hand_set(text: str, name: str) -> Float[Tensor, "vocab"]:
         if not (math.isfinite(weight) and weight >= 0):
             raise LossyError(f"{name}: {word!r} is no weight: give numbers of 0 or more, as in 0.5 0.3 0.2")
         weights.append(weight)
-    if not sum(weights) > 0:
+    if not any(weights):
         raise LossyError(f"{name} has no weight above 0: give numbers, as in 0.5 0.3 0.2")
     found = torch.tensor(weights, dtype=torch.float64)
+    found /= found.max()  # so that no sum is too large
     return found / found.sum()
 
 
@@ -120,7 +121,10 @@ def at_position(backend: Backend, session: Session, column: int, position: int) 
     output = run.outputs[column]
     models = backend.models(run.models)
     pair = models.pairs[output.way.draft]
-    if session.row is None or session.row[:2] != (column, position):
+    kept = session.row
+    if kept is not None and kept[0] is run and kept[1:3] == (column, position):
+        p, q = kept[3:]
+    else:
         arguments = run.request.arguments(pair, output.verifying)
         prompt = torch.tensor([run.prompt], device=pair.target.device)
         with backend.turns:
@@ -129,8 +133,8 @@ def at_position(backend: Backend, session: Session, column: int, position: int) 
             raise LossyError(
                 f"{output.way.draft} has no probabilities q: choose a column whose draft is a model or a head"
             )
-        session.row = column, position, p.cpu(), q.cpu()
-    _, _, p, q = session.row
+        p, q = p.cpu(), q.cpu()
+        session.row = run, column, position, p, q
     return p, q, _Texts(Pieces(pair.tokenizer, [*run.prompt, *output.tokens[:position]]))
 
 

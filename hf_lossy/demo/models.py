@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from ..compat import position_limit
 from ..eagle3 import Eagle3Head
 from ..embedded import clock_sums
 from ..errors import LossyError, unknown
@@ -99,9 +100,7 @@ class Models:
         """The most tokens that target and draft take, prompt included; None where neither says."""
         pair = self.pairs[draft]
         # a head has no limit of its own that would be below its target's
-        models = [pair.target] if pair.head is not None or pair.draft is None else [pair.target, pair.draft]
-        found = [getattr(m.config.get_text_config(decoder=True), "max_position_embeddings", None) for m in models]
-        return min((limit for limit in found if limit), default=None)
+        return position_limit(pair.target, None if pair.head is not None else pair.draft)
 
 
 class Backend:

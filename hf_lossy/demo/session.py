@@ -18,11 +18,11 @@ class Session:
         run: the last comparison.
         started: how many comparisons were started; an older one ends when a newer one begins.
         stopping: the stop button was pressed.
-        row: what the law tab shows, (column, position, p, q).
+        row: what the law tab shows, (run, column, position, p, q).
     """
 
     models: str = DEFAULT
     run: Run | None = None
     started: int = 0
     stopping: bool = False
-    row: tuple[int, int, Any, Any] | None = None
+    row: tuple[Run, int, int, Any, Any] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -25,8 +27,9 @@ from transformers import (
 )
 
 from ..cached_model import CachedModel
-from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, take_cache
+from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, position_limit, take_cache
 from ..drafting import Draft
+from ..drafting.schedule import Costs
 from ..drafting.vocabulary import shared_limit
 from ..eagle3.formats import check_target
 from ..errors import LossyError, unknown
@@ -36,6 +39,7 @@ from . import options as _options
 from .calibration import TEXT, costs
 from .drafts import make_draft, which_coupling
 from .loop import Run, decode
+from .mode import may_infer
 from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import Round, VerificationStats
@@ -99,9 +103,9 @@ class Decoder:
         )
         configs = from_config(generation_config, prepared=True), from_config(model.generation_config)
         options = given.filled(self.options, *configs)
-        # inference mode makes a small model's forward an eighth cheaper, but what is made in it can't be used in training,
-        # so it is for calls after which nothing but token ids is left
-        with torch.inference_mode() if self.returns_tokens_only else torch.no_grad():
+        models = [m for m in (model, options.assistant_model) if m is not None]
+        infers = self.returns_tokens_only and may_infer(models, [*logits_processor, *stopping_criteria])
+        with torch.inference_mode() if infers else torch.no_grad():
             run = prepare(
                 model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs
             )
@@ -188,13 +192,16 @@ def prepare(
     coins = Coins(options.generator, device)
     accounting = bool(options.accounting)
     target_scorer = Scorer(processors, vocabulary, limit, "target", stops.eos, rows)
-    measure = functools.partial(
-        costs,
-        model,
-        options.assistant_model,
-        input_ids,
-        functools.partial(short_text, model, input_ids, mask if padded else None, config, options, criteria),
-    )
+    text = functools.partial(short_text, model, input_ids, mask if padded else None, config, options, criteria)
+
+    def measure(top_k: int | None) -> Costs:
+        began = time.time()
+        found = costs(model, options.assistant_model, input_ids, text, top_k)
+        for criterion in criteria:
+            if isinstance(criterion, MaxTimeCriteria):  # the time is for the text
+                criterion.initial_timestamp += time.time() - began
+        return found
+
     draft = make_draft(config, options, law, target, target_scorer, coins, mask if padded else None, stops.eos, measure)
     check_draft(options, law, draft, sampled)
     if options.stop_strings is not None:
@@ -236,9 +243,15 @@ def prepare(
         point_mass=options.draft_probs == "point_mass",
         accounting=accounting,
         prefill_chunk=config.prefill_chunk_size,
-        on_token=None if options.streamer is None else lambda token: options.streamer.put(torch.tensor([token])),
+        on_token=None if options.streamer is None else functools.partial(stream, options.streamer),
         stats=stats,
     )
+
+
+def stream(streamer: Any, token: int) -> None:
+    """Hand a token to a streamer, in an ordinary tensor."""
+    with torch.inference_mode(False), torch.no_grad():
+        streamer.put(torch.tensor([token]))
 
 
 def short_text(
@@ -250,19 +263,25 @@ def short_text(
     criteria: StoppingCriteriaList,
 ) -> list[Round]:
     """The rounds of a short greedy, lossless text after a call's first prompt, with the call's draft at a fixed length."""
-    prompt = input_ids[:1] if mask is None else input_ids[:1, mask[0].bool()]
+    prompt, length = input_ids[:1] if mask is None else input_ids[:1, mask[0].bool()], TEXT
+    draft = None if is_head(options.assistant_model) else options.assistant_model
+    if (limit := position_limit(model, draft)) is not None:
+        length = min(TEXT, limit // 2)
+        prompt = prompt[:, length - limit :]
     ends = StoppingCriteriaList([one for one in criteria if type(one) is EosTokenCriteria])
     asked = {
         name: getattr(options, name) for name in ("assistant_model", "draft_mode", "tokenizer", "assistant_tokenizer")
     }
     plain = GenerationConfig(
         do_sample=False,
-        max_length=prompt.shape[1] + TEXT,
+        max_length=prompt.shape[1] + length,
         prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
         max_matching_ngram_size=config.max_matching_ngram_size,
     )
     own = {CACHE_NAME: default_cache(model)}
-    run = prepare(model, prompt, LogitsProcessorList(), ends, plain, Options(verification="lossless", **asked), own)
+    coins = torch.Generator().manual_seed(0)  # nothing depends on them, and the call's own are left alone
+    how = Options(verification="lossless", generator=coins, **asked)
+    run = prepare(model, prompt, LogitsProcessorList(), ends, plain, how, own)
     decode(run)
     return run.stats.rounds
 

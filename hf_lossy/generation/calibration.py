@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..compat import position_limit
 from ..drafting.schedule import Costs, Expected, ExpectedTree
 from ..timing import forward_seconds, head_seconds
 from .options import is_head
@@ -40,12 +41,13 @@ def costs(
         write: the rounds of a short greedy text after it, with a draft of fixed length.
         top_k: candidates that a level of a tree expands; None: chains.
     """
-    with _measuring:
-        known = _known.setdefault(target, {})
-        key = (None if draft is None else weakref.ref(draft), len(prompt), top_k)
-        if key not in known:
-            known[key] = measured(target, draft, prompt[:, -PROMPT:], write, top_k)
-    return known[key]
+    key = (None if draft is None else weakref.ref(draft), len(prompt), top_k)
+    if key not in _known.get(target, {}):  # who finds it waits for nobody's measurement
+        with _measuring:
+            known = _known.setdefault(target, {})
+            if key not in known:
+                known[key] = measured(target, draft, prompt[:, -PROMPT:], write, top_k)
+    return _known[target][key]
 
 
 def measured(
@@ -58,8 +60,12 @@ def measured(
     """As :func:`costs`, measured now."""
     sizes = [1, 2, 4, 8, Expected.READS] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.READS]
     effort: dict[str, Any] = {"repeats": 3, "budget": SECONDS}
+    head = draft is not None and is_head(draft)
+    if (limit := position_limit(target, None if head else draft)) is not None:
+        sizes = [n for n in sizes if n < limit]
+        prompt = prompt[:, sizes[-1] - limit :]
     verify, step = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None), 0.0
-    if draft is not None and is_head(draft):
+    if draft is not None and head:
         if prompt.shape[1] < 2:
             prompt = prompt.expand(-1, 2)  # a head needs two tokens
         rows = top_k or 1

@@ -188,8 +188,8 @@ def match(
         lengths = [length + count for length in run.lengths]
         pi, q_bonus = emitted_at(run, p_bonus, proposal.tree, [count] * rows, lengths)
         bonus = sample(pi, coins[:, 0]) if run.sampled else pi.argmax(-1)
-        if q_bonus is not None:
-            bonus = bonus.where(q_bonus[:, 0].isfinite(), BROKEN)
+        if q_bonus is not None:  # in which rows that have none hold NaN
+            bonus = bonus.where(pi.amax(-1).isfinite(), BROKEN)
         last = torch.where(accepted == count, bonus, last)
         if run.accounting:
             figures.append(Accounting(*(x[:, None] for x in account(p_bonus, q_bonus, pi))))
