@@ -97,7 +97,7 @@ def copied(case: Case) -> None:
 
 @torch.no_grad()
 def measure_coupling(
-    repeats: int = 40,
+    repeats: int = 160,
     vocabulary: int = VOCABULARY,
     gamma: int = GAMMA,
     device: str = "cpu",

@@ -39,7 +39,7 @@ def bench(
     ] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Prompts of what is timed (default: the pair's).")] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="Interleaved repeats (default: the pair's; 40 couplings).")
+        int | None, typer.Option(min=1, help="Interleaved repeats (default: the pair's; 160 couplings).")
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a text (default: the pair's).")] = None,
     rounds: Annotated[
@@ -104,7 +104,7 @@ def bench(
         gc.collect()
     if "coupling" in parts:
         torch.set_num_threads(threads or os.cpu_count() or 1)
-        figures = measure_coupling(repeats or 40, device=device, track=track)
+        figures = measure_coupling(repeats or 160, device=device, track=track)
         results.add("coupling", "coupling", figures)
     results.finish(left_out, failed)
     for name, reason in left_out.items():
