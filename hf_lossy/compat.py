@@ -160,13 +160,6 @@ def hub_commit(model: PreTrainedModel) -> str | None:
     return getattr(model.config, "_commit_hash", None)
 
 
-def position_limit(*models: PreTrainedModel | None) -> int | None:
-    """The most tokens that all of the models take, as their configurations tell; None where none does."""
-    texts = (model.config.get_text_config(decoder=True) for model in models if model is not None)
-    limits = [getattr(text, "max_position_embeddings", None) for text in texts]
-    return min((limit for limit in limits if limit), default=None)
-
-
 def attention_of(model: PreTrainedModel) -> str:
     """The attention implementation a model runs with."""
     return str(model.config.get_text_config(decoder=True)._attn_implementation)

@@ -548,6 +548,23 @@ BUGS = [
         "bonus.where(q_bonus[:, 0].isfinite(), BROKEN)",
         BATCH,
     ),
+    Bug(
+        "schedule: a known pair waits for another's measurement",
+        "generation/calibration.py",
+        "if key not in _known.get(target, {}):",
+        "if True:",
+        SCHEDULE,
+    ),
+    Bug("coins: of the default dtype", "scores.py", ", dtype=torch.float32).to", ").to", SAMPLING),
+    Bug(
+        "mode: a streamer gets tensors of inference mode",
+        "generation/api.py",
+        "with torch.inference_mode(False), torch.no_grad():",
+        "with torch.no_grad():",
+        ("tests/test_mode.py",),
+    ),
+    Bug("demo: another run's p and q", "demo/law_view.py", "kept[0] is run and ", "", DEMO),
+    Bug("demo: a sum of weights that is too large", "demo/law_view.py", "    found /= found.max()", "    #", DEMO),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(
         "analysis: gain and loss swapped",
@@ -683,7 +700,7 @@ def tried(tests: tuple[str, ...], bug: Bug | None = None) -> tuple[int, str]:
     """Exit status and output of pytest, up to the first failure, in a copy of the package with a bug in it."""
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
-        for part in ("hf_lossy", "tests", "docs", "model_cards", "recipes"):
+        for part in ("hf_lossy", "tests", "demo", "docs", "model_cards", "recipes"):
             shutil.copytree(ROOT / part, where / part, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
         shutil.copy(ROOT / "pyproject.toml", where)
         if bug:

@@ -45,30 +45,6 @@ def batch(model, prompts=PROMPTS, **kwargs):
     return lossy(model, ids, attention_mask=mask, **kwargs)
 
 
-@pytest.mark.parametrize("mode", ["chain", "sampled"])
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(
-    "how", [{"verification": hf_lossy.Lenience(0.5)}, {"accounting": True}], ids=["lossy", "counted"]
-)
-def test_a_row_whose_head_has_no_q_yet_is_no_broken_draft(mode, sampling, how):
-    """A head says nothing after a single token, which the bonus position of that row meets first."""
-    generators = [torch.Generator().manual_seed(i) for i in range(len(PROMPTS))]
-    made = batch(target(), assistant_model=head(target()), draft_mode=mode, generator=generators, **sampling, **how)
-    for row, prompt in enumerate(PROMPTS):
-        one = [torch.Generator().manual_seed(row)]
-        single = lossy(
-            target(),
-            torch.tensor([prompt]),
-            assistant_model=head(target()),
-            draft_mode=mode,
-            generator=one,
-            **sampling,
-            **how,
-        )
-        count = 16 if sampling else 24  # near its end a row alone drafts less than beside others
-        assert tails(made)[row][:count] == tails(single, [prompt])[0][:count]
-
-
 def tails(sequences, prompts=PROMPTS):
     """What was emitted after the prompts, padding after a row's end included."""
     return sequences[:, max(map(len, prompts)) :].tolist()
@@ -269,6 +245,30 @@ def test_a_rows_coins_are_its_own(drafted, law):
         # the last round of a row alone drafts less
         assert found[row][:32] == one[0, len(prompt) : len(prompt) + 32].tolist()
     assert len(set(map(tuple, found))) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("mode", ["chain", "sampled"])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "how", [{"verification": hf_lossy.Lenience(0.5)}, {"accounting": True}], ids=["lossy", "counted"]
+)
+def test_a_row_whose_head_has_no_q_yet_is_no_broken_draft(mode, sampling, how):
+    """A head says nothing after a single token, which the bonus position of that row meets first."""
+    generators = [torch.Generator().manual_seed(i) for i in range(len(PROMPTS))]
+    made = batch(target(), assistant_model=head(target()), draft_mode=mode, generator=generators, **sampling, **how)
+    for row, prompt in enumerate(PROMPTS):
+        one = [torch.Generator().manual_seed(row)]
+        single = lossy(
+            target(),
+            torch.tensor([prompt]),
+            assistant_model=head(target()),
+            draft_mode=mode,
+            generator=one,
+            **sampling,
+            **how,
+        )
+        count = 16 if sampling else 24  # near its end a row alone drafts less than beside others
+        assert tails(made)[row][:count] == tails(single, [prompt])[0][:count]
 
 
 # --- what it says and what it costs ------------------------------------------------------------------------------------

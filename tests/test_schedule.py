@@ -290,10 +290,12 @@ def test_a_pair_that_is_known_waits_for_nobody(monkeypatch):
     how = {"assistant_model": draft(), "num_assistant_tokens_schedule": "expected"}
     lossy(target(), **how)
     with calibration._measuring:
-        other = threading.Thread(target=lambda: lossy(target(), **how), daemon=True)
+        other = threading.Thread(target=lambda: lossy(target(), **how))
         other.start()
         other.join(60)
-        assert not other.is_alive()
+        waited = other.is_alive()
+    other.join()
+    assert not waited
 
 
 def test_real_times_are_positive_and_finite():

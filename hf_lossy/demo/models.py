@@ -15,11 +15,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from ..compat import position_limit
 from ..eagle3 import Eagle3Head
 from ..embedded import clock_sums
 from ..errors import LossyError, unknown
 from ..fit import Check, checks, head_checks
+from ..generation.options import position_limit
 from ..loading import (
     CHAT_PROMPTS,
     CODE_PROMPTS,
@@ -99,8 +99,7 @@ class Models:
     def limit(self, draft: str) -> int | None:
         """The most tokens that target and draft take, prompt included; None where neither says."""
         pair = self.pairs[draft]
-        # a head has no limit of its own that would be below its target's
-        return position_limit(pair.target, None if pair.head is not None else pair.draft)
+        return position_limit(pair.target, pair.draft)
 
 
 class Backend:

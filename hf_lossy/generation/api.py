@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from ..cached_model import CachedModel
-from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, position_limit, take_cache
+from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, take_cache
 from ..drafting import Draft
 from ..drafting.schedule import Costs
 from ..drafting.vocabulary import shared_limit
@@ -40,7 +40,7 @@ from .calibration import TEXT, costs
 from .drafts import make_draft, which_coupling
 from .loop import Run, decode
 from .mode import may_infer
-from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head
+from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head, position_limit
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import Round, VerificationStats
 from .stops import Stops
@@ -264,8 +264,7 @@ def short_text(
 ) -> list[Round]:
     """The rounds of a short greedy, lossless text after a call's first prompt, with the call's draft at a fixed length."""
     prompt, length = input_ids[:1] if mask is None else input_ids[:1, mask[0].bool()], TEXT
-    draft = None if is_head(options.assistant_model) else options.assistant_model
-    if (limit := position_limit(model, draft)) is not None:
+    if (limit := position_limit(model, options.assistant_model)) is not None:
         length = min(TEXT, limit // 2)
         prompt = prompt[:, length - limit :]
     ends = StoppingCriteriaList([one for one in criteria if type(one) is EosTokenCriteria])

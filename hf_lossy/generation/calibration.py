@@ -12,10 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import position_limit
 from ..drafting.schedule import Costs, Expected, ExpectedTree
 from ..timing import forward_seconds, head_seconds
-from .options import is_head
+from .options import is_head, position_limit
 from .statistics import Round
 
 PROMPT, SECONDS = 64, 0.5
@@ -60,12 +59,11 @@ def measured(
     """As :func:`costs`, measured now."""
     sizes = [1, 2, 4, 8, Expected.READS] if top_k is None else [1, 4, 8, 16, 32, ExpectedTree.READS]
     effort: dict[str, Any] = {"repeats": 3, "budget": SECONDS}
-    head = draft is not None and is_head(draft)
-    if (limit := position_limit(target, None if head else draft)) is not None:
+    if (limit := position_limit(target, draft)) is not None:
         sizes = [n for n in sizes if n < limit]
         prompt = prompt[:, sizes[-1] - limit :]
     verify, step = forward_seconds(target, prompt, sizes, **effort, trees=top_k is not None), 0.0
-    if draft is not None and head:
+    if draft is not None and is_head(draft):
         if prompt.shape[1] < 2:
             prompt = prompt.expand(-1, 2)  # a head needs two tokens
         rows = top_k or 1

@@ -325,10 +325,10 @@ def _read(run: Run, accepted: Tensor, drafted: Tensor, p: Tensor, q: Tensor | No
     and strict) the maximum does."""
     marks = [p[..., 0] if run.sampled or run.accounting or not run.law.is_strict else p.amax(-1)]
     marks += [] if q is None else [q[..., 0]]
-    sound = torch.cat(marks, 1).sum(1)
+    total = torch.cat(marks, 1).sum(1)
     # (where nothing was drafted, any token that is none: −1 may be how a caller says that no token ends a text)
     last = drafted[:, -1] if drafted.shape[1] else torch.full_like(accepted, NONE)
-    numbers, ends, sums = torch.stack([accepted, last, sound]).tolist()
+    numbers, ends, sums = torch.stack([accepted, last, total]).tolist()
     if not all(map(math.isfinite, sums)):
         complaints = (run.scorer.complain, run.draft.complain)
         for mark, complain in zip(marks, complaints, strict=False):

@@ -19,15 +19,21 @@ KNOWN = frozenset({"torch", "transformers", "hf_lossy"})
 
 def may_infer(models: Iterable[nn.Module], called: Iterable[Any]) -> bool:
     """Whether all modules of the models, their hooks, and what else is called (processors, criteria) is known code."""
-    return all(map(_is_known, called)) and all(map(_is_plain, (m for model in models for m in model.modules())))
+    # one of transformers' processors calls a function of the user's
+    if not all(_is_known(one) and not isinstance(one, PrefixConstrainedLogitsProcessor) for one in called):
+        return False
+    return all(_is_plain(module) for model in models for module in model.modules())
 
 
 def _is_known(what: Any) -> bool:
     """By the package that an object's class, or a function, comes from."""
-    return (what.__module__ or "").partition(".")[0] in KNOWN and not isinstance(what, PrefixConstrainedLogitsProcessor)
+    return (what.__module__ or "").partition(".")[0] in KNOWN
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Known code, with nothing hung onto it: no other hooks, nor a forward of its own, as ``accelerate`` gives one."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return _is_known(module) and "forward" not in vars(module) and all(map(_is_known, hooks))
+    own = vars(module)
+    if "forward" in own or not _is_known(module):
+        return False
+    groups = own["_forward_hooks"], own["_forward_pre_hooks"]
+    return not any(groups) or all(_is_known(hook) for group in groups for hook in group.values())

@@ -73,7 +73,8 @@ class Options:
         num_assistant_tokens_schedule: ``"constant"`` (default), ``"heuristic"``, or ``"expected"``: in each round the γ with
             the most expected tokens a second, from measured forward times and how often each place was accepted so
             far (:class:`hf_lossy.drafting.schedule.Expected`), or a tree's depth and size
-            (:class:`hf_lossy.drafting.schedule.ExpectedTree`).
+            (:class:`hf_lossy.drafting.schedule.ExpectedTree`). The first such call for a target and a draft takes a few
+            seconds to measure them, which ``max_time`` does not count.
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
@@ -192,6 +193,14 @@ def tree_defaults(device: torch.device | None) -> dict[str, int]:
 def is_head(model: Any) -> bool:
     """Whether an assistant is an EAGLE-3 head."""
     return getattr(getattr(model, "config", None), "model_type", None) == Eagle3Config.model_type
+
+
+def position_limit(target: PreTrainedModel, draft: PreTrainedModel | None) -> int | None:
+    """The most tokens, prompt included, that a target and its draft take, as their configurations tell; None where neither
+    does. A head has no limit of its own that would be below its target's."""
+    models = [target] if draft is None or is_head(draft) else [target, draft]
+    limits = [getattr(m.config.get_text_config(decoder=True), "max_position_embeddings", None) for m in models]
+    return min((limit for limit in limits if limit), default=None)
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Options))
