@@ -681,6 +681,13 @@ BUGS = [
         DEMO,
     ),
     Bug("demo: tips are not escaped", "demo/render.py", "shown = escape(piece)", "shown = piece", DEMO),
+    Bug(
+        "demo: drawings of one place at the same time",
+        "demo/page.py",
+        '{"concurrency_id": name, "concurrency_limit": 1}',
+        '{"concurrency_id": name}',
+        DEMO,
+    ),
     Bug("demo: any path of the machine", "demo/models.py", "if not self.local:", "if False:", DEMO),
     Bug("demo: overshoot where π is p or q", "demo/law_view.py", "pi > max(p, q) + SETTLED", "pi >= max(p, q)", DEMO),
     Bug("demo: a turn is never passed on", "demo/turns.py", "        if self._waiting:", "        if False:", DEMO),

@@ -598,6 +598,19 @@ def test_the_page_is_built_from_the_registry_and_the_backend(backend):
     assert tabs == ["Compare", "Law", "Trade-off", "Models"]
 
 
+@pytest.mark.parametrize("place", ["law-view", "results-problem"])
+def test_drawings_of_one_place_come_one_after_the_other(backend, place):
+    """A slow drawing that was asked for early must not land over the last one: a queue of their own, one at a time."""
+    events = [
+        event
+        for event in build_demo(backend).fns.values()
+        if any(getattr(output, "elem_id", None) == place for output in event.outputs)
+    ]
+    assert len(events) > 1
+    assert {event.concurrency_limit for event in events} == {1}
+    assert len({event.concurrency_id for event in events}) == 1
+
+
 def test_without_gradio_the_command_names_the_extra(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "gradio" else found(name, *a))

@@ -66,6 +66,11 @@ def build(backend: Backend) -> gr.Blocks:
     return demo.queue(default_concurrency_limit=4)
 
 
+def in_turn(name: str) -> dict[str, Any]:
+    """Settings of events that draw the same place: one after the other, or an early slow one would land over the last."""
+    return {"concurrency_id": name, "concurrency_limit": 1}
+
+
 class _Comparison:
     """The compare tab."""
 
@@ -132,7 +137,8 @@ class _Comparison:
             show_progress="hidden",
             concurrency_limit=8,
         )
-        started.then(position.refresh, [session, *position.inputs], position.refreshed, show_progress="hidden")
+        after = {"show_progress": "hidden", **in_turn("position")}
+        started.then(position.refresh, [session, *position.inputs], position.refreshed, **after)
         self.stop.click(compare.stop, session, None, queue=False, show_progress="hidden")
         self.examples.click(lambda sample: sample[0], self.examples, self.prompt, show_progress="hidden")
         self.count.input(
@@ -311,8 +317,8 @@ class _Position:
 
     def connect(self, session: gr.State) -> None:
         """Connect the controls."""
-        # One after the other, and again after a value that the page itself set: the last drawing is of what is shown.
-        every = {"show_progress": "hidden", "trigger_mode": "always_last", "concurrency_id": "position"}
+        # Again after a value that the page itself set: the last drawing is of what is shown.
+        every = {"show_progress": "hidden", "trigger_mode": "always_last", **in_turn("position")}
         moved = [self.strength.change, self.place.change, self.count.change, self.p.change, self.q.change]
         gr.on(moved, self.draw, [session, *self.inputs], self.view, **every)
 
@@ -387,8 +393,9 @@ def _trade_off(backend: Backend, tab: gr.Tab) -> None:
         return draw(listed, "") if listed else [gr.skip()] * len(outputs)
 
     outputs = [problem, *plots, table]
-    gr.on([show.click, named.submit], draw, [chosen, named], outputs, show_progress="minimal")
-    gr.on([chosen.input, tab.select], draw_listed, chosen, outputs, show_progress="minimal")
+    every = {"show_progress": "minimal", **in_turn("trade-off")}
+    gr.on([show.click, named.submit], draw, [chosen, named], outputs, **every)
+    gr.on([chosen.input, tab.select], draw_listed, chosen, outputs, **every)
 
 
 def _models(backend: Backend, session: gr.State, comparison: _Comparison) -> None:
