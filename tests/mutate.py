@@ -24,7 +24,7 @@ BATCH, SCHEDULE = ("tests/test_batch.py", "tests/test_ragged.py"), ("tests/test_
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
 DEMO = ("tests/test_demo.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
-HUB = ("tests/test_hub.py",)
+HUB, LOOKUP = ("tests/test_hub.py",), ("tests/test_prompt_lookup.py",)
 NEXT_ROW = tuple(
     f"tests/test_cards.py::test_a_{what}"
     for what in ("matched_baseline_stands_in_the_next_row", "baseline_that_was_not_run_is_named")
@@ -565,6 +565,24 @@ BUGS = [
     ),
     Bug("demo: another run's p and q", "demo/law_view.py", "kept[0] is run and ", "", DEMO),
     Bug("demo: a sum of weights that is too large", "demo/law_view.py", "    found /= found.max()", "    #", DEMO),
+    Bug("lookup: the first occurrence", "drafting/prompt_lookup.py", "int(ends[-1]) + 1", "int(ends[0]) + 1", LOOKUP),
+    Bug("lookup: always γ", "drafting/prompt_lookup.py", "if matched < self.longest:", "if False:", LOOKUP),
+    Bug("lookup: γ never", "drafting/prompt_lookup.py", "if matched < self.longest:", "if True:", LOOKUP),
+    Bug("lookup: before the beginning", "drafting/prompt_lookup.py", "(before >= 0) & ", "", LOOKUP),
+    Bug(
+        "schedule: every level for the price of the first",
+        "drafting/schedule.py",
+        "(gamma - 1) * steps[max(steps)]",
+        "(gamma - 1) * steps[1]",
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: more levels than nodes",
+        "drafting/schedule.py",
+        "min(self.MOST, self.size - 1) if self.size else self.MOST",
+        "self.MOST",
+        SCHEDULE,
+    ),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),
     Bug(
         "analysis: gain and loss swapped",

@@ -230,7 +230,7 @@ def test_trees_of_the_schedules_choice_follow_the_law(law, monkeypatch):
         return self.size
 
     monkeypatch.setattr(ExpectedTree, "choose", choose)
-    costs = Costs({1: 1.0, 2: 1.01, 64: 3.0}, 0.1)
+    costs = Costs({1: 1.0, 2: 1.01, 64: 3.0}, {1: 0.1})
     monkeypatch.setattr(api, "costs", lambda *of: costs)
     search = {"num_assistant_tokens_schedule": "expected", "tree_top_k": 2}
     found = enumerated_law(monkeypatch, verification=law, **search)

@@ -51,7 +51,7 @@ def best(acceptance, draft_cost, target=FLAT, bonus=0.0):
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("verify", [FLAT, {1: 1.0, 21: 3.0}], ids=["flat", "rising"])
 def test_the_length_comes_near_the_best_one(acceptance, cost, verify):
-    schedule = Expected(Costs(verify, cost), asks_bonus=False)
+    schedule = Expected(Costs(verify, {1: cost}), asks_bonus=False)
     lengths = [length for length in feed(schedule, acceptance)[50:] if length != Expected.PROBE]
     wanted, spread = best(acceptance, cost, verify), [best(acceptance + d, cost, verify) for d in (-0.2, 0.15)]
     if wanted or lengths:
@@ -60,8 +60,13 @@ def test_the_length_comes_near_the_best_one(acceptance, cost, verify):
 
 
 def test_expected_tokens_and_costs_are_those_of_the_formula():
-    schedule = Expected(Costs({1: 1.0, 5: 2.0}, 0.25), asks_bonus=True)
+    schedule = Expected(Costs({1: 1.0, 5: 2.0}, {1: 0.25}), asks_bonus=True)
     assert schedule.seconds(2, 0.64) == pytest.approx(1.5 + 2 * 0.25 + 0.64 * 0.25)
+    tree = ExpectedTree(Costs({1: 1.0, 2: 1.0, 64: 32.0}, {1: 0.25, 4: 0.5}), asks_bonus=True)
+    assert tree.choose(lambda: [1.0, 1.0, 0.0]) == 3
+    assert tree.seconds(0, 1.0) == 1.25
+    assert tree.seconds(1, 0.0) == pytest.approx(1.5 + 0.25)
+    assert tree.seconds(3, 0.5) == pytest.approx(1.5 + 0.25 + 2 * 0.5 + 0.5 * 0.25)
     assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     assert expected_tokens(1.0, 3) == 4
 
@@ -78,7 +83,7 @@ def test_the_length_is_the_best_one_for_the_rounds_seen(seed, bonus):
         return dice.choice([0, 1, 2, drafted, drafted]) % (drafted + 1), drafted
 
     before, batches = [a_round() for _ in range(3)], [[a_round() for _ in range(2)] for _ in range(12)]
-    schedule = Expected(Costs(rising, cost, before), asks_bonus=bonus)
+    schedule = Expected(Costs(rising, {1: cost}, before), asks_bonus=bonus)
     for batch in batches:
         schedule.update([drafted for _, drafted in batch], [accepted for accepted, _ in batch])
     looks = [
@@ -105,7 +110,7 @@ def test_the_length_is_the_best_one_for_the_rounds_seen(seed, bonus):
 def test_a_pattern_of_refusals_is_seen():
     """The first drafted token is always kept and the second never: half of those that are looked at, but γ above 1 only asks
     whether that is still so."""
-    schedule, lengths = Expected(Costs(FLAT, 0.05), asks_bonus=False), []
+    schedule, lengths = Expected(Costs(FLAT, {1: 0.05}), asks_bonus=False), []
     for _ in range(100):
         lengths.append(schedule.length)
         schedule.update([schedule.length], [min(1, schedule.length)])
@@ -114,7 +119,7 @@ def test_a_pattern_of_refusals_is_seen():
 
 
 def test_a_draft_that_does_not_pay_is_left_out_and_tried_again_in_a_while():
-    schedule = Expected(Costs(FLAT, 0.5), asks_bonus=False)
+    schedule = Expected(Costs(FLAT, {1: 0.5}), asks_bonus=False)
     lengths = feed(schedule, 0.0, rounds=400)
     drafted = [i for i, length in enumerate(lengths) if length]
     gaps = [b - a for a, b in itertools.pairwise(drafted) if b - a > 1]
@@ -139,14 +144,14 @@ def test_the_others():
 
 def test_a_trees_size_is_the_best_one():
     """By brute force over all sizes, before and after the head's promises were found too high."""
-    costs = Costs({1: 1.0, 4: 1.1, 64: 4.0}, 0.2)
+    costs = Costs({1: 1.0, 4: 1.1, 64: 4.0}, {1: 0.2, 4: 0.3})
     schedule = ExpectedTree(costs, asks_bonus=False)
     reach = [0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.01]
 
     def wanted(trust):
         def rate(n):
             verify = 1 + 0.1 * (n - 1) / 3 if n <= 4 else 1.1 + 2.9 * (n - 4) / 60
-            return (1 + trust * sum(reach[: n - 1])) / (verify + schedule.length * 0.2)
+            return (1 + trust * sum(reach[: n - 1])) / (verify + 0.2 + (schedule.length - 1) * 0.3)
 
         return max(range(2, 9), key=rate)
 
@@ -163,12 +168,23 @@ def test_a_trees_size_is_the_best_one():
 
 
 def test_a_trees_depth_follows_the_acceptance_of_its_levels():
-    deep, shallow = (ExpectedTree(Costs({1: 1.0, 64: 2.0}, 0.1), asks_bonus=False) for _ in range(2))
+    deep, shallow = (ExpectedTree(Costs({1: 1.0, 64: 2.0}, {1: 0.1}), asks_bonus=False) for _ in range(2))
     for _ in range(40):
+        deep.choose(lambda: [0.9] * 20)
         deep.update([deep.length], [deep.length])
         shallow.update([shallow.length], [0])
     assert deep.length == ExpectedTree.MOST
     assert shallow.length in (0, ExpectedTree.PROBE)
+
+
+def test_no_level_is_searched_that_the_tree_has_no_node_for():
+    """A forward over three nodes costs what one over one does, and over four three times as much: two levels are all that
+    three nodes can hold, however much is accepted."""
+    schedule = ExpectedTree(Costs({1: 1.0, 3: 1.0, 4: 3.0, 64: 30.0}, {1: 0.1, 4: 0.1}), asks_bonus=False)
+    for _ in range(20):
+        schedule.choose(lambda: [0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+        schedule.update([schedule.length], [min(schedule.length, schedule.size - 1)])
+    assert (schedule.size, schedule.length) == (3, 2)
 
 
 def test_a_fixed_tree_does_not_look_at_its_candidates():
@@ -198,14 +214,14 @@ def made(monkeypatch, costs):
 @pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.SpecCascade(0.4, "target")], ids=str)
 def test_the_law_is_not_touched(law, monkeypatch):
     """Lengths move between 0 and 20 with the acceptance, which the coins decide."""
-    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, 0.28))
+    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, {1: 0.28}))
     groups, out = long_run(law, num_assistant_tokens=None, num_assistant_tokens_schedule="expected")
     assert chi_square(groups) > P_VALUE
     assert len({r.drafted for r in out.verification.rounds}) > 3
 
 
 def test_a_seed_gives_the_same_choices(monkeypatch):
-    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, 0.1))
+    made(monkeypatch, Costs({1: 1.0, 21: 1.5}, {1: 0.1}))
     options = {"assistant_model": draft(), "do_sample": True, "num_assistant_tokens_schedule": "expected"}
     runs = []
     for _ in range(2):
@@ -221,11 +237,11 @@ def test_a_seed_gives_the_same_choices(monkeypatch):
     assert runs[0] == runs[1]
     assert len(set(runs[0][1])) > 2
     assert stats.settings["num_assistant_tokens_schedule"] == "expected"
-    assert stats.settings["draft_seconds"] == 0.1
+    assert stats.settings["draft_seconds"] == {1: 0.1}
 
 
 def test_what_does_not_pay_is_said_in_the_statistics(monkeypatch):
-    made(monkeypatch, Costs({1: 1.0, 21: 9.0}, 5.0))
+    made(monkeypatch, Costs({1: 1.0, 21: 9.0}, {1: 5.0}))
     stats = hf_lossy.VerificationStats()
     lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
     assert stats.summary()["plain_rounds"] == stats.plain_rounds > 15
@@ -237,7 +253,7 @@ def test_forwards_are_timed_once_for_a_pair(monkeypatch):
 
     def measured(*models):
         calls.append(models)
-        return Costs(FLAT, 0.1)
+        return Costs(FLAT, {1: 0.1})
 
     monkeypatch.setattr(calibration, "_known", type(calibration._known)())
     monkeypatch.setattr(calibration, "measured", measured)
@@ -275,7 +291,7 @@ def test_measuring_does_not_count_as_the_texts_time(monkeypatch):
 
     def measured(*models):
         clock[0] += 100
-        return Costs(FLAT, 0.1)
+        return Costs(FLAT, {1: 0.1})
 
     monkeypatch.setattr(calibration, "_known", type(calibration._known)())
     monkeypatch.setattr(calibration, "measured", measured)
@@ -286,7 +302,7 @@ def test_measuring_does_not_count_as_the_texts_time(monkeypatch):
 
 
 def test_a_pair_that_is_known_waits_for_nobody(monkeypatch):
-    made(monkeypatch, Costs(FLAT, 0.1))
+    made(monkeypatch, Costs(FLAT, {1: 0.1}))
     how = {"assistant_model": draft(), "num_assistant_tokens_schedule": "expected"}
     lossy(target(), **how)
     with calibration._measuring:
@@ -301,7 +317,7 @@ def test_a_pair_that_is_known_waits_for_nobody(monkeypatch):
 def test_real_times_are_positive_and_finite():
     stats = hf_lossy.VerificationStats()
     lossy(target(), assistant_model=draft(), num_assistant_tokens_schedule="expected", verification_stats=stats)
-    seconds = [*stats.settings["target_seconds"].values(), stats.settings["draft_seconds"]]
+    seconds = [*stats.settings["target_seconds"].values(), *stats.settings["draft_seconds"].values()]
     assert all(0 < s < math.inf for s in seconds)
 
 

@@ -115,7 +115,8 @@ def test_a_lookup_that_runs_past_an_end_token():
     """Prompt lookup finds a continuation with the end token in its middle."""
     ids = torch.tensor([[5, 7, 8, 9, 10, 5]])
     model = scripted([7, 8, 9, 10], prompt=6)
-    out = lossy(model, ids, eos_token_id=9, prompt_lookup_num_tokens=4, return_dict_in_generate=True)
+    lookup = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 1}
+    out = lossy(model, ids, eos_token_id=9, return_dict_in_generate=True, **lookup)
     assert out.sequences[0, 6:].tolist() == [7, 8, 9]
     assert out.verification.rounds == [hf_lossy.generation.Round(4, 3, 3, "eos")]
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers.generation import PromptLookupCandidateGenerator
 
 from ..scores import Scorer
 from .base import Draft, Proposal
@@ -13,30 +12,39 @@ from .schedule import Schedule
 
 
 class PromptLookupDraft(Draft):
-    """Candidates looked up in the sequence itself: what followed the first occurrence of the same n-gram.
+    """Candidates looked up in the sequence itself: what followed the last earlier occurrence of the longest end of it that
+    has one.
+
+    An end of n tokens speaks for 2 n candidates, up to γ (the longest that is looked for: for γ): one token occurs again
+    by chance, and to verify what is refused anyway costs time, on a CPU above all.
 
     Deterministic given the prefix and without a q, so it is verified by the tree coupling on a chain.
 
     Args:
-        schedule: how many tokens to look up.
-        max_matching_ngram_size: the longest n-gram to match.
+        schedule: how many tokens to look up at most, γ.
+        max_matching_ngram_size: the longest end to look for.
         scorer: the target's. What its processors forbid is no candidate, and none of them is asked about a prefix that
             they would never have let arise.
+
+    Source: prompt lookup decoding (A. Saxena, 2023); candidates in proportion to what matched: SuffixDecoding 2411.04975.
     """
 
     has_probs = False
     samples = False
+    LONGEST, FACTOR = 16, 2
 
-    def __init__(self, schedule: Schedule, max_matching_ngram_size: int = 2, scorer: Scorer | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, max_matching_ngram_size: int | None = None, scorer: Scorer | None = None
+    ) -> None:
         super().__init__(schedule)
-        self.max_matching_ngram_size, self.scorer = max_matching_ngram_size, scorer
+        self.longest, self.scorer = max_matching_ngram_size or self.LONGEST, scorer
         # after an end no processor is asked about the prefix
         self._filler = min(scorer.ends, default=0) if scorer else 0
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         if count < 1:
             return Proposal.chain(tokens[:, :0])
-        found = [self._found(row, tokens[row : row + 1, :length], count) for row, length in enumerate(lengths)]
+        found = [self._found(row, tokens[row, :length], count) for row, length in enumerate(lengths)]
         longest = max(len(candidates) for candidates in found)
         # what a row found less than others is filled up; any candidate will do where the token is drawn from the law
         drafted = tokens.new_full((len(found), longest), self._filler)
@@ -44,18 +52,25 @@ class PromptLookupDraft(Draft):
             drafted[row, : len(candidates)] = candidates
         return Proposal.chain(drafted)
 
-    def _found(self, row: int, settled: Int[Tensor, "one length"], count: int) -> Int[Tensor, "drafted"]:
+    def _found(self, row: int, settled: Int[Tensor, "length"], count: int) -> Int[Tensor, "drafted"]:
         """One row's candidates."""
-        length = settled.shape[1]
-        if length < 2:
-            return settled[0, :0]
-        lookup = PromptLookupCandidateGenerator(
-            num_output_tokens=count,
-            max_matching_ngram_size=self.max_matching_ngram_size,
-            max_length=length + count + 1,
-        )
-        found = lookup.get_candidates(settled)[0][:, length : length + count]
-        return found[0, : self._allowed(row, settled, found)]
+        place, matched = self._last(settled)
+        if not matched:
+            return settled[:0]
+        if matched < self.longest:
+            count = min(count, self.FACTOR * matched)
+        # what follows the last occurrence may be few tokens: then the text repeats itself, and goes on to
+        found = settled[place:][torch.arange(count, device=settled.device) % (len(settled) - place)]
+        return found[: self._allowed(row, settled[None], found[None])]
+
+    def _last(self, settled: Int[Tensor, "length"]) -> tuple[int, int]:
+        """What follows the last occurrence of the longest end that occurred before: its place, and the end's length."""
+        ends, place, matched = (settled[:-1] == settled[-1]).nonzero()[:, 0], len(settled), 0
+        while len(ends) and matched < self.longest:
+            place, matched = int(ends[-1]) + 1, matched + 1
+            before = ends - matched
+            ends = ends[(before >= 0) & (settled[before] == settled[-1 - matched])]
+        return place, matched
 
     def _allowed(self, row: int, prefix: Int[Tensor, "one length"], found: Int[Tensor, "one drafted"]) -> int:
         """How many of the candidates the processors let pass; one that ends the sequence is the last."""

@@ -44,12 +44,12 @@ class Costs(NamedTuple):
 
     Attributes:
         target: seconds of the target's forward over n tokens, by n; between these it is interpolated.
-        draft: seconds of a draft's step.
+        draft: seconds of a draft's step over n candidates, by n: one, and those that a level of a tree expands.
         rounds: of a short text: how many tokens were accepted, of how many that were drafted.
     """
 
     target: dict[int, float]
-    draft: float
+    draft: dict[int, float]
     rounds: Sequence[tuple[int, int]] = ()
 
 
@@ -86,7 +86,7 @@ class Expected(Schedule):
     PROBE, PROBES, FIRST_WAIT, LONGEST_WAIT = 2, 4, 16, 128
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
-        self.costs, self._bonus = costs, costs.draft if asks_bonus else 0.0
+        self.costs, self._bonus = costs, costs.draft[1] if asks_bonus else 0.0
         reads = range(1, self.READS + 1)
         self._target: list[float] = np.interp(reads, list(costs.target), list(costs.target.values())).tolist()
         self._accepted, self._tried = [0.0] * self.MOST, [0.0] * self.MOST
@@ -102,11 +102,19 @@ class Expected(Schedule):
 
     def seconds(self, gamma: int, whole: float) -> float:
         """What a round costs on average, if its block is accepted whole with this probability."""
-        return self._target[self._fed(gamma) - 1] + gamma * self.costs.draft + whole * self._bonus
+        return self._target[self._fed(gamma) - 1] + self._search(gamma) + whole * self._bonus
 
     def _fed(self, gamma: int) -> int:
         """How many tokens the target reads in a round."""
         return gamma + 1
+
+    def _search(self, gamma: int) -> float:
+        """Seconds of the draft in a round."""
+        return gamma * self.costs.draft[1]
+
+    def _most(self) -> int:
+        """The largest γ that is looked at."""
+        return self.MOST
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if any(drafted):
@@ -125,7 +133,7 @@ class Expected(Schedule):
                 self._plain, self._wait = 0, min(2 * self._wait, self.LONGEST_WAIT)
 
     def describe(self) -> dict[str, Any]:
-        times = {"target_seconds": dict(self.costs.target), "draft_seconds": self.costs.draft}
+        times = {"target_seconds": dict(self.costs.target), "draft_seconds": dict(self.costs.draft)}
         return {**super().describe(), **times, "first_rounds": list(self.costs.rounds)}
 
     def _count(self, accepted: int, drafted: int) -> None:
@@ -137,7 +145,7 @@ class Expected(Schedule):
     def _best(self) -> int:
         overall, tokens, whole = self.acceptance, 1.0, 1.0
         best, rate = 0, 1 / self.seconds(0, 1.0)
-        for gamma in range(1, self.MOST + 1):
+        for gamma in range(1, self._most() + 1):
             seen = self._tried[gamma - 1] + self.ALIKE
             whole *= (self._accepted[gamma - 1] + self.ALIKE * overall) / seen
             tokens += whole
@@ -175,16 +183,17 @@ class ExpectedTree(Expected):
     """The tree with the most expected tokens a second: first its depth, then, when its candidates are known, its size.
 
     The depth L is chosen as :class:`Expected` chooses γ, with α_j the acceptance of a level and t at the size that was
-    chosen last. Of the candidates, with probabilities s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are
-    kept:
+    chosen last (at first a chain's), which has a node for each level at least. Of the candidates, with probabilities
+    s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are kept:
 
-        argmax over n of  (1 + κ Σ_{i<n} s_i) / (t(n) + L d)
+        argmax over n of  (1 + κ Σ_{i<n} s_i) / (t(n) + d_1 + (L − 1) d_k)
 
-    κ is how many tokens were accepted so far for each that these sums promised, a running estimate. Both choices are made
-    before the coins of the round are thrown, so that the emitted law stays.
+    with d_1 the seconds of the head's first level, and d_k those of each further one, which expands k candidates. κ is how
+    many tokens were accepted so far for each that these sums promised, a running estimate. Both choices are made before
+    the coins of the round are thrown, so that the emitted law stays.
 
     Args:
-        costs: t over the nodes of a tree, and d of a level of the search.
+        costs: t over the nodes of a tree; d_1 and d_k.
         asks_bonus: whether the law needs q at nodes that were not searched.
     """
 
@@ -193,9 +202,10 @@ class ExpectedTree(Expected):
     """How many levels' promises count as kept at the beginning."""
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
-        self.size = 8
+        self.size = 0
         self._promise, self._promised, self._kept = 0.0, self.WEIGHT, self.WEIGHT
         super().__init__(costs, asks_bonus)
+        self.size = max(2, self.length + 1)
 
     @property
     def trust(self) -> float:
@@ -203,11 +213,18 @@ class ExpectedTree(Expected):
         return self._kept / self._promised
 
     def _fed(self, gamma: int) -> int:
-        return self.size if gamma else 1
+        return (self.size or gamma + 1) if gamma else 1
+
+    def _search(self, gamma: int) -> float:
+        steps = self.costs.draft
+        return steps[1] + (gamma - 1) * steps[max(steps)] if gamma else 0.0
+
+    def _most(self) -> int:
+        return min(self.MOST, self.size - 1) if self.size else self.MOST
 
     def choose(self, reach: Callable[[], Sequence[float]]) -> int:
         """As :meth:`TreeSchedule.choose`."""
-        search = self.length * self.costs.draft
+        search = self._search(self.length)
         sums = list(itertools.accumulate(reach()[: self.READS - 1]))
         # the i-th sum is that of a tree of i + 2 nodes
         best = max(range(len(sums)), key=lambda i: (1 + self.trust * sums[i]) / (self._target[i + 1] + search))

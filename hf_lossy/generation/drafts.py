@@ -66,7 +66,7 @@ def make_draft(
         why = "has no meaning with prompt lookup, which samples nothing: leave it out, or use a draft model"
         _refuse(options, ("draft_temperature", "assistant_confidence_threshold"), why)
         schedule = make_schedule(options, options.num_assistant_tokens or lookup, False, costs)
-        return PromptLookupDraft(schedule, config.max_matching_ngram_size or 2, target_scorer)
+        return PromptLookupDraft(schedule, config.max_matching_ngram_size, target_scorer)
     if assistant.config.is_encoder_decoder:
         raise LossyError(
             f"the draft {type(assistant).__name__} is an encoder-decoder model: use a decoder-only draft of the same family"

@@ -1,0 +1,78 @@
+"""What a prompt lookup finds, against its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_lossy.drafting import PromptLookupDraft
+from hf_lossy.drafting.schedule import Schedule
+
+from .models import lossy, scripted
+
+
+def found(tokens, gamma, longest=None):
+    """The candidates after some tokens."""
+    draft = PromptLookupDraft(Schedule(gamma), longest)
+    return draft.propose(torch.tensor([tokens]), [len(tokens)], gamma).tokens[0].tolist()
+
+
+def wanted(tokens, gamma, longest=16):
+    """By definition: every end of the text, the longest first, at every place before, the last first."""
+    for n in range(min(longest, len(tokens) - 1), 0, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[-n:]:
+                text = list(tokens)
+                for _ in range(gamma if n == longest else min(gamma, 2 * n)):
+                    text.append(text[len(text) - (len(tokens) - n - start)])  # as far on as the occurrence lies back
+                return text[len(tokens) :]
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(1, 12),
+    st.sampled_from([None, 1, 2, 3]),
+)
+def test_the_candidates_are_those_of_the_definition(tokens, gamma, longest):
+    assert found(tokens, gamma, longest) == wanted(tokens, gamma, longest or 16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gamma", "longest", "expected"),
+    [
+        ([1, 2, 3], 5, None, []),
+        ([1], 5, None, []),
+        ([1, 5, 6, 7, 1], 7, None, [5, 6]),  # one token: two candidates
+        ([1, 2, 5, 6, 7, 8, 9, 1, 2], 7, None, [5, 6, 7, 8]),
+        ([1, 2, 5, 6, 7, 8, 9, 1, 2], 3, None, [5, 6, 7]),
+        ([1, 2, 5, 6, 7, 8, 9, 1, 2], 6, 2, [5, 6, 7, 8, 9, 1]),  # no longer end was looked for
+        ([1, 2, 5, 9, 2, 6, 1, 2], 1, None, [5]),  # the longer end, not the later one
+        ([1, 5, 9, 1, 6, 9, 1], 1, None, [6]),  # of the same length the later
+        ([3, 4, 3, 4, 3, 4], 6, None, [3, 4, 3, 4, 3, 4]),  # a text that repeats itself
+    ],
+)
+def test_by_hand(tokens, gamma, longest, expected):
+    assert found(tokens, gamma, longest) == expected
+
+
+def test_each_row_of_a_batch_finds_its_own():
+    """Padding is no text, and a row that finds less is filled up."""
+    draft = PromptLookupDraft(Schedule(4))
+    rows = torch.tensor([[0, 0, 0, 1, 5, 1], [2, 6, 7, 8, 2, 6]])
+    assert draft.propose(rows, [6, 6], 4).tokens.tolist() == [[5, 1, 0, 0], [7, 8, 2, 6]]
+    assert draft.propose(torch.tensor([[0, 0, 3], [4, 4, 4]]), [3, 3], 4).tokens.tolist() == [[0] * 4, [4] * 4]
+
+
+def test_a_text_that_repeats_itself_is_drafted_whole():
+    model = scripted([5, 6, 7] * 20, prompt=6)
+    out = lossy(
+        model,
+        torch.tensor([[5, 6, 7, 5, 6, 7]]),
+        prompt_lookup_num_tokens=7,
+        max_new_tokens=40,
+        return_dict_in_generate=True,
+    )
+    assert [r.accepted for r in out.verification.rounds] == [6, 7, 7, 7, 7, 0]
