@@ -482,6 +482,18 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/x/bin/hf-lossy", "bench", "--method", "T = 1e-4"], "hf-lossy bench --method 'T = 1e-4'"),
+        (["/x/hf_lossy/__main__.py", "bench"], "python -m hf_lossy bench"),
+    ],
+)
+def test_provenance_names_a_command_that_can_be_run(argv, command, monkeypatch):
+    monkeypatch.setattr("sys.argv", argv)
+    assert bench.with_provenance({})["provenance"]["command"] == command
+
+
 def test_provenance_is_with_every_part():
     assert {"command", "versions", "machine"} <= set(bench.with_provenance({"x": 1})["provenance"])
 
