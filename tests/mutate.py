@@ -117,10 +117,10 @@ BUGS = [
         COUPLINGS,
     ),
     Bug(
-        "tree: off the path",
+        "tree: one level and no more",
         "couplings/descend.py",
         "tree.child(nodes, drawn)",
-        "tree.child(nodes * 0, drawn)",
+        "tree.child(nodes, drawn) * (nodes == 0)",
         COUPLINGS,
     ),
     Bug("tree: the walk ends at the root", "couplings/descend.py", "paths[row].append(node)", "pass", COUPLINGS),
