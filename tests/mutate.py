@@ -207,13 +207,6 @@ BUGS = [
         EAGLE,
     ),
     Bug(
-        "walk: a chain-shaped tree is matched",
-        "generation/loop.py",
-        "if run.draft.walked:",
-        "if not proposal.tree.is_chain:",
-        EAGLE,
-    ),
-    Bug(
         "walk: p of the root everywhere",
         "generation/loop.py",
         "window(logits, nodes, 1)",

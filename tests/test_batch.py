@@ -78,6 +78,16 @@ def test_rows_under_a_lossy_law_are_those_of_batch_one(law):
     assert tails(batch(target(), **options)) == one
 
 
+@pytest.mark.parametrize("drafted", [DRAFTS[name] for name in DRAFTS if name.startswith(("head", "tree"))])
+@pytest.mark.parametrize("law", [hf_lossy.Lenience(0.3), hf_lossy.Cos(0.6)], ids=str)
+def test_rows_of_a_head_under_a_lossy_law_are_those_of_batch_one(drafted, law):
+    """Also where the law asks for q at nodes of the tree that the search did not expand."""
+    options = {**drafted(), "verification": law, "max_new_tokens": 40}
+    one = [lossy(target(), torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in PROMPTS]
+    assert tails(batch(target(), **options)) == one
+    assert one != alone(max_new_tokens=40)
+
+
 @each_draft
 def test_rows_end_at_different_times(drafted):
     """Any token of the plain texts may be the end; rows that ended are filled up."""
@@ -245,6 +255,31 @@ def test_a_rows_coins_are_its_own(drafted, law):
         # the last round of a row alone drafts less
         assert found[row][:32] == one[0, len(prompt) : len(prompt) + 32].tolist()
     assert len(set(map(tuple, found))) == len(PROMPTS)
+
+
+def test_a_rows_coins_are_its_own_beside_rows_that_draft_on():
+    """Alone a draft stops at an end, beside others it goes on; where the end is refused, the row's coins must be in step
+    afterwards. (The token coupling: the block coupling looks at the whole block.)"""
+    seen = 0
+    for end in range(0, 32, 3):
+        options = {"do_sample": True, "top_k": 0, "assistant_model": draft(), "coupling": "token", "eos_token_id": end}
+        seeds = [torch.Generator().manual_seed(row) for row in range(len(PROMPTS))]
+        found = tails(batch(target(), generator=seeds, max_new_tokens=40, pad_token_id=end, **options))
+        for row, prompt in enumerate(PROMPTS):
+            stats, seed = hf_lossy.VerificationStats(), torch.Generator().manual_seed(row)
+            one = lossy(
+                target(),
+                torch.tensor([prompt]),
+                generator=seed,
+                max_new_tokens=40,
+                verification_stats=stats,
+                pad_token_id=end,
+                **options,
+            )
+            text = one[0, len(prompt) :].tolist()[:32]
+            assert found[row][: len(text)] == text
+            seen += sum(r.drafted < 3 and r.accepted < r.drafted for r in stats.rounds)
+    assert seen > 5
 
 
 @pytest.mark.parametrize("mode", ["chain", "sampled"])
