@@ -113,14 +113,22 @@ def is_movable(cache: Cache) -> bool:
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) for layer in cache.layers)
 
 
+_OF_ROWS = ("prompt_ignore_length", "encoder_input_ids", "generated_ngrams")
+"""What the penalties for repeating hold for each row (5.15 to 5.24)."""
+
+
 def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
     """The processors to call with one row of the batch that they were made for, without what they hold for the others."""
     alone = LogitsProcessorList()
     for processor in processors:
-        padding = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(padding, Tensor) and padding.dim():
+        everything: dict[str, Any] = {name: getattr(processor, name, None) for name in _OF_ROWS}
+        held = {name: x for name, x in everything.items() if isinstance(x, list) or (isinstance(x, Tensor) and x.dim())}
+        if held:
             processor = copy.copy(processor)
-            processor.prompt_ignore_length = padding[row : row + 1]
+            for name, values in held.items():
+                setattr(processor, name, values[row : row + 1])
+            if hasattr(processor, "batch_size"):
+                processor.batch_size = 1
         alone.append(processor)
     return alone
 

@@ -41,7 +41,9 @@ class LawLogitsProcessor(LogitsProcessor):
     ) -> None:
         self.law, self.draft_scores = make(verification), draft_scores
         if self.law.needs_draft and draft_scores is None:
-            raise LossyError(f"{self.law} needs the draft's probabilities: pass draft_scores=DraftScores(draft)")
+            raise LossyError(
+                f"{self.law} needs the draft's probabilities: pass draft_scores=DraftScores(draft, target.config.vocab_size)"
+            )
 
     def __call__(
         self, input_ids: Int[Tensor, "batch length"], scores: Float[Tensor, "batch vocab"]

@@ -572,8 +572,8 @@ BUGS = [
     Bug(
         "schedule: more levels than nodes",
         "drafting/schedule.py",
-        "min(self.MOST, self.size - 1) if self.size else self.MOST",
-        "self.MOST",
+        "max(self.size, gamma + 1) if gamma",
+        "self.size if gamma",
         SCHEDULE,
     ),
     Bug("schedule: never tried again", "drafting/schedule.py", "if self._plain > self._wait:", "if False:", SCHEDULE),

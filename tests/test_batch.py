@@ -184,13 +184,28 @@ def test_stop_strings():
         assert tokenizer.decode(row)[: len(expected)] == expected
 
 
-def test_several_sequences_of_one_prompt():
-    options = {"do_sample": True, "num_return_sequences": 3, "assistant_model": draft(), "max_new_tokens": 12}
+@each_draft
+def test_several_sequences_of_one_prompt(drafted):
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 12, **drafted()}
     ids = torch.tensor([[5, 3, 8], [7, 2, 4]])
     out = lossy(target(), ids, **options, generator=torch.Generator().manual_seed(0), return_dict_in_generate=True)
     assert out.sequences[:, :3].tolist() == [row for row in ids.tolist() for _ in range(3)]
     assert len({tuple(row) for row in out.sequences.tolist()}) == 6
     assert len(out.verification.rows) == 6
+
+
+@pytest.mark.parametrize("penalty", [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 1.4}], ids=str)
+def test_processors_that_hold_the_prompts_get_their_own_rows(penalty):
+    prompts = [[31, 24, 18, 15], [0, 16, 18, 6]]
+    assert tails(batch(target(), prompts, assistant_model=draft(), **penalty), prompts) == alone(prompts, **penalty)
+    assert alone(prompts, **penalty) != alone(prompts)
+
+
+def test_padding_behind_a_text_is_refused():
+    """The model would write on behind the padding."""
+    ids, mask = left_padded()
+    with pytest.raises(LossyError, match=r"attention_mask of a row ends in 0.*pad on the left"):
+        lossy(target(), ids.flip(1), attention_mask=mask.flip(1), assistant_model=draft())
 
 
 # --- sampled: the law of each row --------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_the_law_of_the_docs(tmp_path):
         "p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6]);"
         "pi = parse_law('halfway=0.5').induced(p, q);"
         "assert torch.allclose(pi, (p * q).sqrt() / (p * q).sqrt().sum());"
-        "assert 'halfway' in hf_lossy.laws() and hf_lossy.Halfway(0).is_strict;"
+        "assert 'halfway' in hf_lossy.laws() and hf_lossy.Halfway(0).is_strict and hf_lossy.Halfway.reference;"
         "assert registry.page('halfway').startswith('# halfway') and '(halfway.md)' in registry.index();"
         "assert registry.position('halfway', registry.STYLES['dark'])"
     )

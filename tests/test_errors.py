@@ -108,6 +108,7 @@ def refused(message_has, model=None, ids=PROMPT, error=LossyError, **kwargs):
         ({"assistant_model": "org/draft"}, ["assistant_model", "str", "from_pretrained"]),
         ({"assistant_model": None}, ["assistant_model", "prompt_lookup_num_tokens", "neither"]),
         ({"prompt_lookup_num_tokens": 3}, ["assistant_model", "prompt_lookup_num_tokens", "both"]),
+        ({**LOOKUP, "prompt_lookup_num_tokens": 0}, ["prompt_lookup_num_tokens", "at least 1", "got 0"]),
     ],
     ids=str,
 )

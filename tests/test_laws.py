@@ -587,6 +587,7 @@ def test_listing():
         (lambda: law("lenience", lenience=[0.5]), "got"),
         (lambda: law("cos", draft_weight=1.5), r"must be in \[0, 1\], got 1.5"),
         (lambda: law("contrastive", mu=-1), "mu must be at least 0, got -1"),
+        (lambda: law("typical", delta=0), "delta must be greater than 0, got 0"),
         (lambda: law("contrastive", mu=math.inf), "got inf"),
         (lambda: law("typical", epsilon=1), r"must be in \(0, 1\), got 1"),
         (lambda: law("typical", epsilon=0.0), "got 0.0"),

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hf_lossy
 from hf_lossy.drafting import PromptLookupDraft
 from hf_lossy.drafting.schedule import Schedule
 
-from .models import lossy, scripted
+from .models import lossy, plain, scripted, target
 
 
 def found(tokens, gamma, longest=None):
@@ -64,6 +65,32 @@ def test_each_row_of_a_batch_finds_its_own():
     rows = torch.tensor([[0, 0, 0, 1, 5, 1], [2, 6, 7, 8, 2, 6]])
     assert draft.propose(rows, [6, 6], 4).tokens.tolist() == [[5, 1, 0, 0], [7, 8, 2, 6]]
     assert draft.propose(torch.tensor([[0, 0, 3], [4, 4, 4]]), [3, 3], 4).tokens.tolist() == [[0] * 4, [4] * 4]
+
+
+def test_a_law_at_its_strict_setting_needs_no_q():
+    options = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 12}
+    ids = torch.tensor([[5, 3, 8, 1, 5, 3, 8]])
+    assert torch.equal(
+        lossy(target(), ids, verification=hf_lossy.Lenience(1.0), **options), plain(target(), ids, **options)
+    )
+    with pytest.raises(hf_lossy.LossyError, match="needs the draft's probabilities"):
+        lossy(target(), ids, verification=hf_lossy.Lenience(0.9), **options)
+
+
+def test_a_lookup_bound_in_a_decoder():
+    loop = hf_lossy.decoder(prompt_lookup_num_tokens=4, verification="lossless")
+    ids = torch.tensor([[5, 3, 8, 1, 5, 3, 8]])
+    how = {"max_new_tokens": 12, "do_sample": True, "top_k": 1}  # transformers has one greedy text a prompt only
+    text = target().generate(ids, custom_generate=loop, num_return_sequences=2, **how)
+    assert torch.equal(text, plain(target(), ids, max_new_tokens=12).repeat(2, 1))
+
+
+@pytest.mark.parametrize("end", [-1, 500, [-1, 5]])
+def test_an_end_that_is_no_token_fills_no_row(end):
+    """How callers say that nothing ends a text, or a token of a tokenizer that has more of them than the model."""
+    rows = torch.tensor([[5, 3, 8, 4, 9, 7], [7, 3, 9, 7, 3, 9]])  # the first finds nothing
+    options = {"eos_token_id": end, "pad_token_id": 0, "max_new_tokens": 12}
+    assert torch.equal(lossy(target(), rows, prompt_lookup_num_tokens=7, **options), plain(target(), rows, **options))
 
 
 def test_a_text_that_repeats_itself_is_drafted_whole():

@@ -120,6 +120,7 @@ def test_the_card_describes_every_new_argument_and_what_comes_back():
     given = {field.name for field in dataclasses.fields(hf_lossy.Options)}
     transformers_own = {
         "assistant_model",
+        "prompt_lookup_num_tokens",
         "assistant_tokenizer",
         "assistant_confidence_threshold",
         "num_assistant_tokens_schedule",

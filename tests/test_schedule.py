@@ -66,7 +66,8 @@ def test_expected_tokens_and_costs_are_those_of_the_formula():
     assert tree.choose(lambda: [1.0, 1.0, 0.0]) == 3
     assert tree.seconds(0, 1.0) == 1.25
     assert tree.seconds(1, 0.0) == pytest.approx(1.5 + 0.25)
-    assert tree.seconds(3, 0.5) == pytest.approx(1.5 + 0.25 + 2 * 0.5 + 0.5 * 0.25)
+    assert tree.seconds(2, 0.5) == pytest.approx(1.5 + 0.25 + 0.5 + 0.5 * 0.25)
+    assert tree.seconds(3, 0.5) == pytest.approx(2.0 + 0.25 + 2 * 0.5 + 0.5 * 0.25)  # a node for each level
     assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     assert expected_tokens(1.0, 3) == 4
 
@@ -175,6 +176,25 @@ def test_a_trees_depth_follows_the_acceptance_of_its_levels():
         shallow.update([shallow.length], [0])
     assert deep.length == ExpectedTree.MOST
     assert shallow.length in (0, ExpectedTree.PROBE)
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.03, 0.06, 0.12])
+def test_a_small_tree_is_left_when_everything_is_accepted(slope):
+    """A forward gets dearer with each node, and no sibling is worth one: the tree has to become deeper to become larger."""
+    times = {n: 1 + slope * (n - 1) for n in (1, 2, 3, 4, 8, 16, 32, 64)}
+    schedule = ExpectedTree(Costs(times, {1: 0.1, 4: 0.12}), asks_bonus=False)
+
+    def reach():
+        chain = [0.97**d for d in range(1, schedule.length + 1)]
+        return sorted([*chain, *(0.03 * x * 0.5**i for x in [1, *chain[:-1]] for i in (1, 2, 3))], reverse=True)
+
+    for accepted in (False, True):
+        for _ in range(200):
+            if schedule.length:
+                schedule.choose(reach)
+            schedule.update([schedule.length], [schedule.length * accepted])
+    assert schedule.length == ExpectedTree.MOST
+    assert schedule.size > ExpectedTree.MOST
 
 
 def test_no_level_is_searched_that_the_tree_has_no_node_for():

@@ -38,8 +38,9 @@ class PromptLookupDraft(Draft):
     ) -> None:
         super().__init__(schedule)
         self.longest, self.scorer = max_matching_ngram_size or self.LONGEST, scorer
-        # after an end no processor is asked about the prefix
-        self._filler = min(scorer.ends, default=0) if scorer else 0
+        # after an end no processor is asked about the prefix; −1 may be how a caller says that no token is one
+        ends = [end for end in scorer.ends if 0 <= end < scorer.limit] if scorer else []
+        self._filler = min(ends, default=0)
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
         if count < 1:

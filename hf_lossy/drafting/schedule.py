@@ -112,10 +112,6 @@ class Expected(Schedule):
         """Seconds of the draft in a round."""
         return gamma * self.costs.draft[1]
 
-    def _most(self) -> int:
-        """The largest γ that is looked at."""
-        return self.MOST
-
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if any(drafted):
             self._accepted = [self.DECAY * x for x in self._accepted]
@@ -145,7 +141,7 @@ class Expected(Schedule):
     def _best(self) -> int:
         overall, tokens, whole = self.acceptance, 1.0, 1.0
         best, rate = 0, 1 / self.seconds(0, 1.0)
-        for gamma in range(1, self._most() + 1):
+        for gamma in range(1, self.MOST + 1):
             seen = self._tried[gamma - 1] + self.ALIKE
             whole *= (self._accepted[gamma - 1] + self.ALIKE * overall) / seen
             tokens += whole
@@ -183,7 +179,7 @@ class ExpectedTree(Expected):
     """The tree with the most expected tokens a second: first its depth, then, when its candidates are known, its size.
 
     The depth L is chosen as :class:`Expected` chooses γ, with α_j the acceptance of a level and t at the size that was
-    chosen last (at first a chain's), which has a node for each level at least. Of the candidates, with probabilities
+    chosen last, or with a node for each level where that has fewer. Of the candidates, with probabilities
     s_1 ≥ s_2 ≥ … by the draft's own word, the n − 1 likeliest are kept:
 
         argmax over n of  (1 + κ Σ_{i<n} s_i) / (t(n) + d_1 + (L − 1) d_k)
@@ -213,14 +209,11 @@ class ExpectedTree(Expected):
         return self._kept / self._promised
 
     def _fed(self, gamma: int) -> int:
-        return (self.size or gamma + 1) if gamma else 1
+        return max(self.size, gamma + 1) if gamma else 1
 
     def _search(self, gamma: int) -> float:
         steps = self.costs.draft
         return steps[1] + (gamma - 1) * steps[max(steps)] if gamma else 0.0
-
-    def _most(self) -> int:
-        return min(self.MOST, self.size - 1) if self.size else self.MOST
 
     def choose(self, reach: Callable[[], Sequence[float]]) -> int:
         """As :meth:`TreeSchedule.choose`."""
@@ -238,4 +231,4 @@ class ExpectedTree(Expected):
         super().update(drafted, accepted)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "tree_size": self.size, "tree_depth": self.length - 1}
+        return {**super().describe(), "tree_size": self.size, "tree_depth": max(0, self.length - 1)}

@@ -149,6 +149,11 @@ def prepare(
         )
     mask, positions = model_kwargs.pop("attention_mask", None), model_kwargs.pop("position_ids", None)
     padded = mask is not None and not bool(mask.all())
+    if padded and not bool(mask[:, -1].all()):
+        raise LossyError(
+            "the attention_mask of a row ends in 0, and a text can't go on behind padding: pad on the left "
+            "(tokenizer.padding_side = 'left')"
+        )
     rows, prompt = input_ids.shape
     stops = Stops(criteria, int(config.max_length))
     forward_kwargs = forwarded(model_kwargs)
@@ -268,9 +273,8 @@ def short_text(
         length = min(TEXT, limit // 2)
         prompt = prompt[:, length - limit :]
     ends = StoppingCriteriaList([one for one in criteria if type(one) is EosTokenCriteria])
-    asked = {
-        name: getattr(options, name) for name in ("assistant_model", "draft_mode", "tokenizer", "assistant_tokenizer")
-    }
+    drafting = ("assistant_model", "prompt_lookup_num_tokens", "draft_mode", "tokenizer", "assistant_tokenizer")
+    asked = {name: getattr(options, name) for name in drafting}
     plain = GenerationConfig(
         do_sample=False,
         max_length=prompt.shape[1] + length,
@@ -338,7 +342,7 @@ def padding(config: GenerationConfig) -> int:
 
 def check_draft(options: Options, law: Law, draft: Draft, sampled: bool) -> None:
     """An error where the draft has not what the options need of it."""
-    if law.uses_draft and not draft.has_probs and options.draft_probs != "point_mass":
+    if law.needs_draft and not draft.has_probs and options.draft_probs != "point_mass":
         raise LossyError(
             f"verification={law.name!r} needs the draft's probabilities, and prompt lookup has none: use a draft model, a "
             "law that needs none (lossless, min_p, eta), or draft_probs='point_mass', which counts each candidate as q = 1"
@@ -462,6 +466,10 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         if given.get("stop_strings") is None:
             given["stop_strings"] = setting("stop_strings")
         kwargs["stop_strings"] = None  # ours to check, at every accepted prefix
+    if given.get("prompt_lookup_num_tokens") is None and setting("prompt_lookup_num_tokens") is not None:
+        given["prompt_lookup_num_tokens"] = setting("prompt_lookup_num_tokens")
+    if given.get("prompt_lookup_num_tokens") is not None:
+        kwargs["prompt_lookup_num_tokens"] = None  # transformers refuses num_return_sequences beside it
     options = _checked(given).filled(from_config(own))
     leaves_more = setting("return_dict_in_generate") or any(kwargs.get(name) is not None for name in CACHE_ALIASES)
     loop = Decoder(options, returns_tokens_only=not leaves_more)

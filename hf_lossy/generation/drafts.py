@@ -49,10 +49,11 @@ def make_draft(
 ) -> Draft:
     """The draft that the options ask for; ``costs`` measures what its schedule may want to know
     (:func:`hf_lossy.generation.calibration.costs`)."""
-    lookup, assistant = config.prompt_lookup_num_tokens, options.assistant_model
+    assistant = options.assistant_model
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
         if getattr(config, name, None) is not None:
             at_least(1, name, getattr(config, name))
+    lookup = options.prompt_lookup_num_tokens or config.prompt_lookup_num_tokens
     if (lookup is None) == (assistant is None):
         state = "both" if lookup is not None else "neither"
         raise LossyError(

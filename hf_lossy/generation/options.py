@@ -78,6 +78,8 @@ class Options:
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
+        prompt_lookup_num_tokens: γ of a draft that looks its candidates up in the text itself, unless
+            ``num_assistant_tokens`` is given too (:class:`hf_lossy.drafting.PromptLookupDraft`).
         verification_stats: a collector that the call's statistics are added to.
         generator: a ``torch.Generator``; the global one is left alone then. For a batch also a list, one a row: no row's
             coins depend on its neighbours then.
@@ -99,6 +101,7 @@ class Options:
     assistant_confidence_threshold: float | None = None
     accounting: bool | None = None
     assistant_model: PreTrainedModel | None = None
+    prompt_lookup_num_tokens: int | None = None
     verification_stats: VerificationStats | None = None
     generator: torch.Generator | list[torch.Generator] | None = None
     streamer: Any = None
@@ -121,7 +124,13 @@ class Options:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise unknown(name, value, allowed)
-        for name, low in (("num_assistant_tokens", 1), ("tree_size", 2), ("tree_depth", 0), ("tree_top_k", 1)):
+        for name, low in (
+            ("num_assistant_tokens", 1),
+            ("prompt_lookup_num_tokens", 1),
+            ("tree_size", 2),
+            ("tree_depth", 0),
+            ("tree_top_k", 1),
+        ):
             if getattr(self, name) is not None:
                 setattr(self, name, at_least(low, name, getattr(self, name)))
         for name, high in (("draft_temperature", float("inf")), ("assistant_confidence_threshold", 1.0)):
@@ -223,6 +232,7 @@ STORED = (
 """The options that a ``generation_config`` can carry."""
 SHARED = (
     "assistant_model",
+    "prompt_lookup_num_tokens",
     "streamer",
     "tokenizer",
     "assistant_tokenizer",

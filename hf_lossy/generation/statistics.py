@@ -138,8 +138,8 @@ class VerificationStats:
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens / target forwards, over all rounds, the EOS-truncated ones included (chunks of a prompt that was
-        fed before the first round are not counted)."""
+        """Emitted tokens / rounds of all rows, each a target forward (that a batch shares), the EOS-truncated ones included
+        (chunks of a prompt that was fed before the first round are not counted)."""
         return _ratio(self.emitted, len(self.rounds))
 
     @property

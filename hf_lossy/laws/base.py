@@ -45,7 +45,7 @@ def allowed_values(spec: dataclasses.Field[Any]) -> str:
     if spec.type in ("bool", bool):
         return "True or False"
     if math.isinf(m["high"]):
-        return f"at least {m['low']:g}"
+        return f"{'greater than' if m['open_low'] else 'at least'} {m['low']:g}"
     return f"in {'(' if m['open_low'] else '['}{m['low']:g}, {m['high']:g}{')' if m['open_high'] else ']'}"
 
 
@@ -60,7 +60,7 @@ class Law:
     name: ClassVar[str]
     """The registered name."""
     family: ClassVar[Family]
-    """What kind of rule it is; collaborative laws interpolate between p and q, truncation-based ones use a set."""
+    """What kind of rule it is; collaborative laws mix p and q, truncation-based ones use a set."""
     uses_draft: ClassVar[bool] = True
     """Whether π depends on q."""
     knob: ClassVar[str | None] = None
