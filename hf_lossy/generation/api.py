@@ -462,14 +462,12 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             "token_healing=True can't be combined with verification: heal the prompt before, with "
             "model.heal_tokens(input_ids, tokenizer)"
         )
-    if setting("stop_strings") is not None:
-        if given.get("stop_strings") is None:
-            given["stop_strings"] = setting("stop_strings")
-        kwargs["stop_strings"] = None  # ours to check, at every accepted prefix
-    if given.get("prompt_lookup_num_tokens") is None and setting("prompt_lookup_num_tokens") is not None:
-        given["prompt_lookup_num_tokens"] = setting("prompt_lookup_num_tokens")
-    if given.get("prompt_lookup_num_tokens") is not None:
-        kwargs["prompt_lookup_num_tokens"] = None  # transformers refuses num_return_sequences beside it
+    # stops are ours to check, at every accepted prefix; and beside a lookup transformers refuses num_return_sequences
+    for name in ("stop_strings", "prompt_lookup_num_tokens"):
+        if setting(name) is not None:
+            if given.get(name) is None:
+                given[name] = setting(name)
+            kwargs[name] = None
     options = _checked(given).filled(from_config(own))
     leaves_more = setting("return_dict_in_generate") or any(kwargs.get(name) is not None for name in CACHE_ALIASES)
     loop = Decoder(options, returns_tokens_only=not leaves_more)
