@@ -88,7 +88,11 @@ def refused(message_has, model=None, ids=PROMPT, error=LossyError, **kwargs):
         ),
         ({"verification": None, "verification_config": {"lenience": 0.4}}, ["verification_config", "name the law"]),
         ({"coupling": "blok"}, ["coupling", "'blok'", "'block', 'reference', 'token'", "mean 'block'"]),
-        ({"coupling": "tree"}, ["coupling", "'tree'", "'block', 'reference', 'token'"]),
+        (
+            {"coupling": "tree"},
+            ["coupling='tree'", "function of the prefix", "leave it out", "'block', 'reference', 'token'"],
+        ),
+        ({"coupling": "greedy"}, ["coupling='greedy'", "nothing is sampled", "leave it out"]),
         (
             {"verification": "lenience", "coupling": "reference"},
             ["coupling='reference'", "lenience", "use coupling='token' or 'block'"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ from .calibration import TEXT, costs
 from .drafts import make_draft, which_coupling
 from .loop import Run, decode
 from .mode import may_infer
-from .options import STATEFUL, UNSUPPORTED, Options, from_config, is_head, position_limit
+from .options import HANDED_ON, STATEFUL, UNSUPPORTED, Options, from_config, is_head, position_limit
 from .outputs import LossyDecoderOnlyOutput, Recorder
 from .statistics import Round, VerificationStats
 from .stops import Stops
@@ -51,8 +52,10 @@ class Decoder:
 
     Transformers prepares inputs, configuration, processors, stopping criteria and the cache, and calls this. It drops
     ``assistant_model``, ``streamer``, ``tokenizer`` and ``synced_gpus`` on the way to a callable, so that these are bound
-    here. (Transformers finds the names of the call's own options in the signature of ``__call__``.)
+    here. The call's own options it finds in the signature.
     """
+
+    __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in HANDED_ON])
 
     def __init__(self, options: Options, returns_tokens_only: bool = False) -> None:
         self.options, self.returns_tokens_only = options, returns_tokens_only
@@ -64,51 +67,15 @@ class Decoder:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        *,
-        verification: Any = None,
-        verification_config: dict[str, Any] | None = None,
-        coupling: str | None = None,
-        bonus: str | None = None,
-        draft_probs: str | None = None,
-        draft_mode: str | None = None,
-        tree_size: int | None = None,
-        tree_depth: int | None = None,
-        tree_top_k: int | None = None,
-        draft_temperature: float | None = None,
-        num_assistant_tokens: int | None = None,
-        num_assistant_tokens_schedule: str | None = None,
-        assistant_confidence_threshold: float | None = None,
-        accounting: bool | None = None,
-        verification_stats: VerificationStats | None = None,
-        generator: torch.Generator | None = None,
-        **model_kwargs: Any,
+        **kwargs: Any,
     ) -> Tensor | LossyDecoderOnlyOutput:
-        given = Options(
-            verification=verification,
-            verification_config=verification_config,
-            coupling=coupling,
-            bonus=bonus,
-            draft_probs=draft_probs,
-            draft_mode=draft_mode,
-            tree_size=tree_size,
-            tree_depth=tree_depth,
-            tree_top_k=tree_top_k,
-            draft_temperature=draft_temperature,
-            num_assistant_tokens=num_assistant_tokens,
-            num_assistant_tokens_schedule=num_assistant_tokens_schedule,
-            assistant_confidence_threshold=assistant_confidence_threshold,
-            accounting=accounting,
-            verification_stats=verification_stats,
-            generator=generator,
-        )
+        given = Options(**{name: kwargs.pop(name) for name in HANDED_ON if name in kwargs})
         configs = from_config(generation_config, prepared=True), from_config(model.generation_config)
         options = given.filled(self.options, *configs)
         models = [m for m in (model, options.assistant_model) if m is not None]
         infers = self.returns_tokens_only and may_infer(models, [*logits_processor, *stopping_criteria])
         with torch.inference_mode() if infers else torch.no_grad():
-            run = prepare(
-                model, input_ids, logits_processor, stopping_criteria, generation_config, options, model_kwargs
-            )
+            run = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, options, kwargs)
             if options.streamer is not None:
                 options.streamer.put(input_ids.cpu())
             finished = decode(run)

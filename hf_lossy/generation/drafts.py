@@ -23,7 +23,8 @@ from ..drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedu
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
-from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, at_least, is_head, tree_defaults
+from .checks import whole
+from .options import DEFAULT_DRAFT_LENGTH, DEFAULT_HEAD_CHAIN, TREE, Options, is_head, tree_defaults
 
 
 def which_coupling(options: Options, draft: Draft, sampled: bool) -> type[Coupling]:
@@ -52,7 +53,7 @@ def make_draft(
     assistant = options.assistant_model
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
         if getattr(config, name, None) is not None:
-            at_least(1, name, getattr(config, name))
+            whole(1)(name, getattr(config, name))
     lookup = options.prompt_lookup_num_tokens or config.prompt_lookup_num_tokens
     if (lookup is None) == (assistant is None):
         state = "both" if lookup is not None else "neither"

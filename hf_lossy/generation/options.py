@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from transformers import (
@@ -18,15 +16,15 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..compat import keep_unknown_fields, stored
-from ..couplings import coupling, couplings
+from ..couplings import DescendCoupling, GreedyCoupling, coupling, couplings
 from ..eagle3.config import Eagle3Config
 from ..errors import LossyError, unknown
 from ..laws import Law, make
+from .checks import Check, among, instance, number, whole
 from .statistics import VerificationStats
 
 DEFAULT_DRAFT_LENGTH = 7
 DEFAULT_HEAD_CHAIN = 4
-DRAFT_MODES = ("tree", "chain", "sampled")
 TREE = {"tree_size": 60, "tree_depth": 5, "tree_top_k": 10}
 """The options of a tree with their defaults on an accelerator, EAGLE-3's own for 8B models."""
 CPU_TREE = {"tree_size": 8, "tree_depth": 2, "tree_top_k": 4}
@@ -47,6 +45,46 @@ UNSUPPORTED = {
 """Generation settings that would silently do nothing, with the reason."""
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 """Logits processors that remember what they were called with."""
+
+
+Where = Literal["ours", "both", "call", "theirs"]
+"""Who else knows an option: nobody (``ours``, which a generation config can carry), transformers' ``generate`` too
+(``both``), nobody and it is for one call (``call``), or transformers' ``generate``, which does not hand it on
+(``theirs``)."""
+
+
+def _coupling(name: str, value: Any) -> Any:
+    unchosen = {
+        DescendCoupling.name: "where candidates are a function of the prefix",
+        GreedyCoupling.name: "where nothing is sampled",
+    }
+    chosen = sorted(one for one in couplings() if one not in unchosen)
+    if value in unchosen:
+        raise LossyError(
+            f"{name}={value!r} is what runs {unchosen[value]}, and can't be chosen: leave it out, or for sampled candidates "
+            f"give {', '.join(map(repr, chosen))}"
+        )
+    return among(*chosen)(name, value)
+
+
+def _law_parameters(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise LossyError(f"{name} must be a dict of the law's parameters, got {value!r}")
+    return value
+
+
+def _model(name: str, value: Any) -> Any:
+    # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
+    if not hasattr(value, "prepare_inputs_for_generation") and not is_head(value):
+        raise LossyError(
+            f"{name} must be a loaded model, got {type(value).__name__}: load it with AutoModelForCausalLM.from_pretrained "
+            "first"
+        )
+    return value
+
+
+def _are_generators(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, torch.Generator) for one in value)
 
 
 @dataclass
@@ -86,76 +124,37 @@ class Options:
         streamer, tokenizer, assistant_tokenizer, stop_strings: as in transformers' ``generate``.
     """
 
-    verification: str | dict[str, Any] | Law | None = None
-    verification_config: dict[str, Any] | None = None
-    coupling: str | None = None
-    bonus: str | None = None
-    draft_probs: str | None = None
-    draft_mode: str | None = None
-    tree_size: int | None = None
-    tree_depth: int | None = None
-    tree_top_k: int | None = None
-    draft_temperature: float | None = None
-    num_assistant_tokens: int | None = None
-    num_assistant_tokens_schedule: str | None = None
-    assistant_confidence_threshold: float | None = None
-    accounting: bool | None = None
-    assistant_model: PreTrainedModel | None = None
-    prompt_lookup_num_tokens: int | None = None
-    verification_stats: VerificationStats | None = None
-    generator: torch.Generator | list[torch.Generator] | None = None
-    streamer: Any = None
-    tokenizer: Any = None
-    assistant_tokenizer: Any = None
-    stop_strings: str | list[str] | None = None
+    verification: Annotated[str | dict[str, Any] | Law | None, "ours"] = None
+    verification_config: Annotated[dict[str, Any] | None, "ours", _law_parameters] = None
+    coupling: Annotated[str | None, "ours", _coupling] = None
+    bonus: Annotated[str | None, "ours", among("induced", "target")] = None
+    draft_probs: Annotated[str | None, "ours", among("head", "point_mass")] = None
+    draft_mode: Annotated[str | None, "ours", among("tree", "chain", "sampled")] = None
+    tree_size: Annotated[int | None, "ours", whole(2)] = None
+    tree_depth: Annotated[int | None, "ours", whole(0)] = None
+    tree_top_k: Annotated[int | None, "ours", whole(1)] = None
+    draft_temperature: Annotated[float | None, "ours", number()] = None
+    num_assistant_tokens: Annotated[int | None, "both", whole(1)] = None
+    num_assistant_tokens_schedule: Annotated[str | None, "both", among("constant", "heuristic", "expected")] = None
+    assistant_confidence_threshold: Annotated[float | None, "both", number(1.0)] = None
+    accounting: Annotated[bool | None, "ours", instance(bool)] = None
+    assistant_model: Annotated[PreTrainedModel | None, "theirs", _model] = None
+    prompt_lookup_num_tokens: Annotated[int | None, "theirs", whole(1)] = None
+    verification_stats: Annotated[VerificationStats | None, "call", instance(VerificationStats)] = None
+    generator: Annotated[
+        torch.Generator | list[torch.Generator] | None, "call", instance(torch.Generator, _are_generators)
+    ] = None
+    streamer: Annotated[
+        Any, "theirs", instance(BaseStreamer, lambda value: hasattr(value, "put") and hasattr(value, "end"))
+    ] = None
+    tokenizer: Annotated[Any, "theirs"] = None
+    assistant_tokenizer: Annotated[Any, "theirs"] = None
+    stop_strings: Annotated[str | list[str] | None, "theirs"] = None
 
     def __post_init__(self) -> None:
-        if self.verification_config is not None and not isinstance(self.verification_config, dict):
-            raise LossyError(
-                f"verification_config must be a dict of the law's parameters, got {self.verification_config!r}"
-            )
-        for name, allowed in (
-            ("coupling", [c for c in couplings() if c != "tree"]),
-            ("bonus", ["induced", "target"]),
-            ("draft_probs", ["head", "point_mass"]),
-            ("draft_mode", list(DRAFT_MODES)),
-            ("num_assistant_tokens_schedule", ["constant", "heuristic", "expected"]),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise unknown(name, value, allowed)
-        for name, low in (
-            ("num_assistant_tokens", 1),
-            ("prompt_lookup_num_tokens", 1),
-            ("tree_size", 2),
-            ("tree_depth", 0),
-            ("tree_top_k", 1),
-        ):
-            if getattr(self, name) is not None:
-                setattr(self, name, at_least(low, name, getattr(self, name)))
-        for name, high in (("draft_temperature", float("inf")), ("assistant_confidence_threshold", 1.0)):
-            value = getattr(self, name)
-            sound = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= high
-            if value is not None and not (sound and math.isfinite(value)):
-                raise LossyError(f"{name} must be {'at least 0' if high > 1 else 'in [0, 1]'}, got {value!r}")
-        for name, kind in (
-            ("verification_stats", VerificationStats),
-            ("generator", torch.Generator),
-            ("accounting", bool),
-            ("streamer", BaseStreamer),
-        ):
-            value = getattr(self, name)
-            duck = name == "streamer" and hasattr(value, "put") and hasattr(value, "end")
-            several = name == "generator" and isinstance(value, list) and all(isinstance(one, kind) for one in value)
-            if value is not None and not isinstance(value, kind) and not duck and not several:
-                raise LossyError(f"{name} must be a {kind.__name__}, got the {type(value).__name__} {value!r}")
-        # a compiled or PEFT-wrapped model is no PreTrainedModel, but does what one does
-        model = self.assistant_model
-        if model is not None and not hasattr(model, "prepare_inputs_for_generation") and not is_head(model):
-            raise LossyError(
-                f"assistant_model must be a loaded model, got {type(self.assistant_model).__name__}: load it with "
-                "AutoModelForCausalLM.from_pretrained first"
-            )
+        for name, check in _CHECKS.items():
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, check(name, value))
         if self.verification is not None:
             self.law()
 
@@ -187,13 +186,6 @@ class Options:
         return Options(**values)
 
 
-def at_least(low: int, name: str, value: Any) -> int:
-    """A whole number of at least ``low``, or an error that names it."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
-        raise LossyError(f"{name} must be a whole number of at least {low}, got {value!r}")
-    return int(value)
-
-
 def tree_defaults(device: torch.device | None) -> dict[str, int]:
     """The options of a tree where they are not given, for a target's device."""
     return CPU_TREE if device is not None and device.type == "cpu" else TREE
@@ -212,36 +204,21 @@ def position_limit(target: PreTrainedModel, draft: PreTrainedModel | None) -> in
     return min((limit for limit in limits if limit), default=None)
 
 
-NAMES = tuple(f.name for f in dataclasses.fields(Options))
-STORED = (
-    "verification",
-    "verification_config",
-    "coupling",
-    "bonus",
-    "draft_probs",
-    "draft_mode",
-    "tree_size",
-    "tree_depth",
-    "tree_top_k",
-    "draft_temperature",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "accounting",
-)
+_ABOUT = {name: hint.__metadata__ for name, hint in get_type_hints(Options, include_extras=True).items()}
+_CHECKS: dict[str, Check] = {name: check for name, (_, *checks) in _ABOUT.items() for check in checks}
+
+
+def _of(*where: Where) -> tuple[str, ...]:
+    return tuple(name for name, about in _ABOUT.items() if about[0] in where)
+
+
+NAMES = _of("ours", "both", "call", "theirs")
+STORED = _of("ours", "both")
 """The options that a ``generation_config`` can carry."""
-SHARED = (
-    "assistant_model",
-    "prompt_lookup_num_tokens",
-    "streamer",
-    "tokenizer",
-    "assistant_tokenizer",
-    "stop_strings",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-)
+SHARED = _of("both", "theirs")
 """The options that transformers' ``generate`` has as well."""
+HANDED_ON = _of("ours", "both", "call")
+"""The options that transformers' ``generate`` hands on to a decoding loop of one's own."""
 
 
 def from_config(config: GenerationConfig | None, prepared: bool = False) -> Options:
@@ -255,10 +232,8 @@ def configure(model: PreTrainedModel, **options: Any) -> None:
 
     Args:
         model: the target.
-        **options: any of ``verification``, ``verification_config``, ``coupling``, ``bonus``, ``draft_probs``,
-            ``draft_mode``, ``tree_size``, ``tree_depth``, ``tree_top_k``, ``draft_temperature``,
-            ``num_assistant_tokens``, ``num_assistant_tokens_schedule``, ``assistant_confidence_threshold``,
-            ``accounting``; None removes what was stored under a name.
+        **options: the fields of :class:`Options`, but for models, tokenizers, generators and what else is an object; None
+            removes what was stored under a name.
 
     Raises:
         LossyError: an option that is unknown, can't be stored, or has a wrong value.
