@@ -80,6 +80,8 @@ class Scorer:
         """
         scores = logits.float() if logits.dtype != torch.float64 else logits
         rows = scores.shape[-1]
+        if rows == self.limit == self.vocabulary and not self.processors:
+            return scores
         if rows > self.vocabulary:
             scores = scores[..., : self.vocabulary]
         if self.limit < min(rows, self.vocabulary):

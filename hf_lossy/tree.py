@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +62,12 @@ class Tree:
     def is_leaf(self, nodes: Int[Tensor, "batch"]) -> Bool[Tensor, "batch"]:
         """Whether a node of each row has no children."""
         return nodes == self.tokens.shape[1] if self.is_chain else ~self.below(nodes).any(1)
+
+    def are_leaves(self, nodes: Sequence[int]) -> bool:
+        """Whether a node of each row has no children, in every row; of a chain without asking the device."""
+        if self.is_chain:
+            return all(node == self.tokens.shape[1] for node in nodes)
+        return bool(self.is_leaf(self.tokens.new_tensor(nodes)).all())
 
     def child(self, nodes: Int[Tensor, "batch"], tokens: Int[Tensor, "batch"]) -> Int[Tensor, "batch"]:
         """The child that carries a token, of a node of each row; 0 where there is none."""

@@ -223,8 +223,8 @@ BUGS = [
     Bug(
         "walk: the bonus of a leaf is p",
         "generation/loop.py",
-        "if not run.induced_bonus and bool(",
-        "if bool(",
+        "if not run.induced_bonus and tree.are_leaves(nodes):",
+        "if tree.are_leaves(nodes):",
         EAGLE,
     ),
     Bug("greedy: highest id of equals", "couplings/descend.py", "pi.argmax(-1)", "pi.flip(-1).argmax(-1)", COUPLINGS),
@@ -309,8 +309,8 @@ BUGS = [
     Bug(
         "generate: bonus from p instead of the law",
         "generation/loop.py",
-        "if not run.induced_bonus and bool(",
-        "if bool(",
+        "if not run.induced_bonus and tree.are_leaves(nodes):",
+        "if tree.are_leaves(nodes):",
         SAMPLING,
     ),
     Bug(

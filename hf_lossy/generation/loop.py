@@ -170,12 +170,10 @@ def match(
     drafted = proposal.tokens
     rows, count = drafted.shape
     q = None if proposal.q is None or run.point_mass else proposal.q.to(p.dtype)
-    accepted, verification = torch.zeros(rows, dtype=torch.long, device=p.device), None
     # as many coins in every round, so that a row's do not depend on how far its neighbours draft
     coins = run.coins(rows, max(count, run.draft.num_assistant_tokens) + 1)
-    if count:
-        verification = run.coupling(run.law, p[:, :count], q, drafted)
-        accepted = verification.accepted(coins[:, 1 : count + 1])
+    verification = run.coupling(run.law, p[:, :count], q, drafted) if count else None
+    accepted = drafted.new_zeros(rows) if verification is None else verification.accepted(coins[:, 1 : count + 1])
     kept, ended = _read(run, accepted, drafted, p, q)  # the one synchronisation of a round
     figures, last = [], accepted
     if verification is not None and run.accounting:
@@ -190,7 +188,7 @@ def match(
         bonus = sample(pi, coins[:, 0]) if run.sampled else pi.argmax(-1)
         if q_bonus is not None:  # in which rows that have none hold NaN
             bonus = bonus.where(pi.amax(-1).isfinite(), BROKEN)
-        last = torch.where(accepted == count, bonus, last)
+        last = bonus if min(kept) == count else torch.where(accepted == count, bonus, last)
         if run.accounting:
             figures.append(Accounting(*(x[:, None] for x in account(p_bonus, q_bonus, pi))))
     return Outcome([range(k + 1) for k in kept], last, [k == count for k in kept], scores, figures)
@@ -247,7 +245,7 @@ def emitted_at(
     law = run.law
     if run.point_mass:
         return sibling_walk(law, p, tree.candidates(run.tokens.new_tensor(nodes))), None
-    if not run.induced_bonus and bool(tree.is_leaf(run.tokens.new_tensor(nodes)).all()):
+    if not run.induced_bonus and tree.are_leaves(nodes):
         return p, None
     wanted = run.accounting or law.needs_draft
     q = run.draft.next_probs(run.tokens, lengths, nodes) if wanted else None
