@@ -559,8 +559,40 @@ BUGS = [
     Bug("demo: another run's p and q", "demo/law_view.py", "kept[0] is run and ", "", DEMO),
     Bug("demo: a sum of weights that is too large", "demo/law_view.py", "    found /= found.max()", "    #", DEMO),
     Bug("lookup: the first occurrence", "drafting/prompt_lookup.py", "int(ends[-1]) + 1", "int(ends[0]) + 1", LOOKUP),
-    Bug("lookup: always γ", "drafting/prompt_lookup.py", "if matched < self.longest:", "if False:", LOOKUP),
-    Bug("lookup: γ never", "drafting/prompt_lookup.py", "if matched < self.longest:", "if True:", LOOKUP),
+    Bug("lookup: always γ", "drafting/schedule.py", "min(most, 2 * n)", "most * (n > 0)", LOOKUP),
+    Bug("lookup: γ never", "drafting/prompt_lookup.py", "n if n < self.longest else sys.maxsize", "n", LOOKUP),
+    Bug(
+        "schedule: a copy's places all like its first",
+        "drafting/schedule.py",
+        "(n + 1, reached *",
+        "(n, reached *",
+        SCHEDULE,
+    ),
+    Bug("schedule: rows without a match count", "drafting/schedule.py", "if matched else 0):", "):", SCHEDULE),
+    Bug(
+        "schedule: only the first row's match",
+        "drafting/schedule.py",
+        "for n in matched if n]",
+        "for n in matched[:1] if n]",
+        SCHEDULE,
+    ),
+    Bug(
+        "schedule: a lookup without room does not say what it found",
+        "drafting/prompt_lookup.py",
+        "        rows = [tokens[row",
+        "        if count < 1:\n            return Proposal.chain(tokens[:, :0])\n        rows = [tokens[row",
+        SCHEDULE,
+    ),
+    Bug(
+        "lookup: processors see what fills a row up",
+        "drafting/prompt_lookup.py",
+        "min if self._filler is None else max",
+        "max",
+        GREEDY,
+    ),
+    Bug(
+        "schedule: accounting asks for nothing", "generation/drafts.py", " or bool(options.accounting))", ")", SCHEDULE
+    ),
     Bug("lookup: before the beginning", "drafting/prompt_lookup.py", "(before >= 0) & ", "", LOOKUP),
     Bug(
         "schedule: every level for the price of the first",

@@ -18,6 +18,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     LogitsProcessor,
+    LogitsProcessorList,
     Phi3Config,
 )
 
@@ -289,15 +290,21 @@ def test_processors_see_the_right_prefix(drafted, options):
 def test_a_prompt_lookup_of_what_the_processors_forbid():
     """No processor is called with a prefix that the processors themselves would never have let arise."""
 
-    def rising(_, ids):
+    class Rising(LogitsProcessor):
         """Tokens that follow each other; a grammar that has no answer to a broken prefix."""
-        new = ids[PROMPT.shape[1] :].tolist()
-        assert all(b == (a + 1) % 32 for a, b in itertools.pairwise(new))
-        return [(int(ids[-1]) + 1) % 32]
+
+        def __call__(self, input_ids, scores):
+            for row, ids in enumerate(input_ids.tolist()):
+                assert all(b == (a + 1) % 32 for a, b in itertools.pairwise(ids[PROMPT.shape[1] :]))
+                scores[row, torch.arange(32) != (ids[-1] + 1) % 32] = -torch.inf
+            return scores
 
     ids = torch.tensor([[6, 3, 6, 3, 5]])  # 6 will be followed by 7, and is in the prompt before a 3
-    ours = lossy(target(), ids, prompt_lookup_num_tokens=3, prefix_allowed_tokens_fn=rising, max_new_tokens=6)
-    assert ours[0, 5:].tolist() == [6, 7, 8, 9, 10, 11]
+    more = torch.cat([ids, torch.tensor([[7, 8, 9, 10, 6]])])  # the second finds more than the first, and nothing ends
+    for rows in (ids, more):
+        grammar = LogitsProcessorList([Rising()])
+        ours = lossy(target(), rows, prompt_lookup_num_tokens=3, logits_processor=grammar, max_new_tokens=6)
+        assert ours[:, 5:].tolist() == [[6, 7, 8, 9, 10, 11], [7, 8, 9, 10, 11, 12]][: len(rows)]
 
 
 @pytest.mark.parametrize("verification", ["lossless", "lenience"])

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import random
+import sys
 import threading
 
 import pytest
@@ -14,7 +15,16 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lossy
 from hf_lossy import LossyError
-from hf_lossy.drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedule, TreeSchedule, expected_tokens
+from hf_lossy.drafting.schedule import (
+    Costs,
+    Expected,
+    ExpectedLookup,
+    ExpectedTree,
+    Heuristic,
+    Schedule,
+    TreeSchedule,
+    expected_tokens,
+)
 from hf_lossy.generation import calibration
 
 from .models import PROMPT, draft, head, lossy, plain, scripted, target
@@ -211,6 +221,60 @@ def test_a_fixed_tree_does_not_look_at_its_candidates():
     assert TreeSchedule(8, 3).choose(lambda: pytest.fail("looked")) == 8
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_lookup_offers_the_best_length_for_the_matches(seed):
+    """By definition, from lists of what became of candidates after so many matching tokens and how long ago."""
+    dice = random.Random(seed)
+    slope, far, looks = dice.uniform(0.005, 0.3), sys.maxsize, []
+    schedule = ExpectedLookup(Costs({1: 1.0, 21: 1 + 20 * slope}, {1: 0.0}))
+
+    def rate(matched, gamma):
+        def alpha(k):
+            k = min(k, 16)
+            here = [(kept, 0.99**age) for at, kept, age in looks if at == k]
+            return (4 * k / (k + 3) + sum(w for kept, w in here if kept)) / (4 + sum(w for _, w in here))
+
+        tokens = len(matched)
+        for n in filter(None, matched):
+            tokens += sum(math.prod(alpha(n + i) for i in range(j)) for j in range(1, gamma + 1))
+        return tokens / (1 + slope * gamma)
+
+    for _ in range(25):
+        rows, most = (
+            [dice.choice([0, 0, 1, 1, 2, 5, 14, far]) for _ in range(dice.choice([1, 3]))],
+            dice.choice([3, 20]),
+        )
+        offered = schedule.offer(rows, most)
+        gamma = max(offered)
+        assert offered == [gamma if n else 0 for n in rows]
+        assert gamma <= most
+        assert rate(rows, gamma) == pytest.approx(max(rate(rows, g) for g in range(most + 1)), rel=1e-12)
+        tried = dice.randint(0, gamma)  # what processors forbid is taken off
+        accepted = [dice.randint(0, tried) for _ in rows]
+        schedule.update([tried] * len(rows), accepted)
+        looks = [(at, kept, age + 1) for at, kept, age in looks]
+        for n, kept in zip(rows, accepted, strict=True):
+            looks += [(min(n + j, 16), j < kept, 0) for j in range(min(kept + 1, tried)) if n]
+
+
+def test_chance_matches_do_not_shorten_a_copy():
+    """Of 200 matches of one token none goes on; then 30 tokens have been copied."""
+    schedule = ExpectedLookup(Costs({1: 1.0, 21: 3.0}, {1: 0.0}))
+    assert schedule.offer([1], 20) != [0]
+    chosen = []
+    for _ in range(200):
+        chosen += schedule.offer([1], 20)
+        schedule.update(chosen[-1:], [0])
+    assert sum(chosen[50:]) < 20  # one is tried again in a while
+    assert sum(chosen[50:]) > 0
+    assert schedule.offer([0], 20) == [0]
+    for _ in range(4):
+        offered = schedule.offer([30], 20)
+        assert offered[0] > 5
+        schedule.update(offered, offered)
+    assert schedule.offer([30], 20)[0] > 15
+
+
 # --- through generate() -------------------------------------------------------------------------------------------------
 
 DRAFTS = {
@@ -231,11 +295,15 @@ def made(monkeypatch, costs):
     monkeypatch.setattr(calibration, "measured", lambda *models: costs)
 
 
-@pytest.mark.parametrize("law", [hf_lossy.Lenience(0.4), hf_lossy.SpecCascade(0.4, "target")], ids=str)
-def test_the_law_is_not_touched(law, monkeypatch):
+LAWS = [hf_lossy.Lenience(0.4), hf_lossy.SpecCascade(0.4, "target")]
+LOOKUP = {"assistant_model": None, "prompt_lookup_num_tokens": 3}
+
+
+@pytest.mark.parametrize(("law", "more"), [*((law, {}) for law in LAWS), (hf_lossy.MinP(0.3), LOOKUP)], ids=str)
+def test_the_law_is_not_touched(law, more, monkeypatch):
     """Lengths move between 0 and 20 with the acceptance, which the coins decide."""
     made(monkeypatch, Costs({1: 1.0, 21: 1.5}, {1: 0.28}))
-    groups, out = long_run(law, num_assistant_tokens=None, num_assistant_tokens_schedule="expected")
+    groups, out = long_run(law, num_assistant_tokens=None, num_assistant_tokens_schedule="expected", **more)
     assert chi_square(groups) > P_VALUE
     assert len({r.drafted for r in out.verification.rounds}) > 3
 
@@ -258,6 +326,40 @@ def test_a_seed_gives_the_same_choices(monkeypatch):
     assert len(set(runs[0][1])) > 2
     assert stats.settings["num_assistant_tokens_schedule"] == "expected"
     assert stats.settings["draft_seconds"] == {1: 0.1}
+
+
+@pytest.mark.parametrize("drafted", DRAFTS.values(), ids=DRAFTS)
+@pytest.mark.parametrize("longest", range(1, 9))
+def test_rows_that_have_no_room_left_end(drafted, longest):
+    """The first round of a text may be its last, and so may any later one of a row."""
+    rows = torch.cat([PROMPT, torch.full_like(PROMPT, 5), torch.tensor([[1, 2, 3, 4, 5]])])
+    for ids in (PROMPT, rows):
+        text = lossy(target(), ids, num_assistant_tokens_schedule="expected", max_new_tokens=longest, **drafted())
+        assert torch.equal(text, plain(target(), ids, max_new_tokens=longest))
+
+
+@pytest.mark.parametrize(
+    ("options", "pays"),
+    [
+        ({}, False),
+        ({"accounting": True}, True),
+        ({"accounting": True, "bonus": "target"}, False),
+        ({"verification": "lenience"}, True),
+        ({"verification": "lenience", "bonus": "target"}, False),
+    ],
+    ids=str,
+)
+def test_a_draft_that_is_asked_anyway_may_as_well_draft(options, pays, monkeypatch):
+    """Plain decoding costs t(1) = 1, or 1.6 where q is wanted at every token; 21 accepted tokens 25, or 25.6."""
+    made(monkeypatch, Costs({1: 1.0, 21: 13.0}, {1: 0.6}))
+    how = {
+        "num_assistant_tokens_schedule": "expected",
+        "return_dict_in_generate": True,
+        "max_new_tokens": 40,
+        **options,
+    }
+    out = lossy(target(), assistant_model=target(), **how)
+    assert (max(r.drafted for r in out.verification.rounds) > Expected.PROBE) == pays
 
 
 def test_what_does_not_pay_is_said_in_the_statistics(monkeypatch):
@@ -346,9 +448,9 @@ def test_real_times_are_positive_and_finite():
     [
         (lambda: {"assistant_model": target()}, 1.0),
         (lambda: {"assistant_model": scripted([3] * 40, 32)}, 0.0),
-        (lambda: {"prompt_lookup_num_tokens": 4}, None),
+        (lambda: {"assistant_model": draft()}, None),
     ],
-    ids=["agrees", "never", "lookup"],
+    ids=["agrees", "never", "D"],
 )
 def test_it_begins_with_the_rounds_of_a_short_text(drafted, acceptance):
     """Also in a batch, whose first row has padding that is left out."""

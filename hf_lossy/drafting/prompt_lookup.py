@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -15,23 +16,23 @@ class PromptLookupDraft(Draft):
     """Candidates looked up in the sequence itself: what followed the last earlier occurrence of the longest end of it that
     has one.
 
-    An end of n tokens speaks for 2 n candidates, up to γ (the longest that is looked for: for γ): one token occurs again
-    by chance, and to verify what is refused anyway costs time, on a CPU above all.
+    How many they are the schedule says, from the length of that end: one token occurs again by chance, and to verify what
+    is refused anyway costs time, on a CPU above all. An end that is as long as any that is looked for counts as endless.
 
     Deterministic given the prefix and without a q, so it is verified by the tree coupling on a chain.
 
     Args:
-        schedule: how many tokens to look up at most, γ.
+        schedule: how many tokens to look up, γ at most (:meth:`Schedule.offer`).
         max_matching_ngram_size: the longest end to look for.
         scorer: the target's. What its processors forbid is no candidate, and none of them is asked about a prefix that
             they would never have let arise.
 
-    Source: prompt lookup decoding (A. Saxena, 2023); candidates in proportion to what matched: SuffixDecoding 2411.04975.
+    Source: prompt lookup decoding (A. Saxena, 2023).
     """
 
     has_probs = False
     samples = False
-    LONGEST, FACTOR = 16, 2
+    LONGEST = 16
 
     def __init__(
         self, schedule: Schedule, max_matching_ngram_size: int | None = None, scorer: Scorer | None = None
@@ -40,26 +41,25 @@ class PromptLookupDraft(Draft):
         self.longest, self.scorer = max_matching_ngram_size or self.LONGEST, scorer
         # after an end no processor is asked about the prefix; −1 may be how a caller says that no token is one
         ends = [end for end in scorer.ends if 0 <= end < scorer.limit] if scorer else []
-        self._filler = min(ends, default=0)
+        self._filler = min(ends, default=None if scorer and not scorer.prefix_free else 0)
 
     def propose(self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], count: int) -> Proposal:
-        if count < 1:
-            return Proposal.chain(tokens[:, :0])
-        found = [self._found(row, tokens[row, :length], count) for row, length in enumerate(lengths)]
-        longest = max(len(candidates) for candidates in found)
-        # what a row found less than others is filled up; any candidate will do where the token is drawn from the law
-        drafted = tokens.new_full((len(found), longest), self._filler)
-        for row, candidates in enumerate(found):
-            drafted[row, : len(candidates)] = candidates
-        return Proposal.chain(drafted)
+        rows = [tokens[row, :length] for row, length in enumerate(lengths)]
+        places, matched = zip(*map(self._last, rows), strict=True)
+        asked = self.schedule.offer([n if n < self.longest else sys.maxsize for n in matched], max(0, count))
+        found = [self._found(row, *where) for row, where in enumerate(zip(rows, places, asked, strict=True))]
+        # what a row found less than others is filled up; any candidate will do where the token is drawn from the law, if
+        # there is one that no processor is asked about
+        drafted = (min if self._filler is None else max)(map(len, found))
+        candidates = tokens.new_full((len(found), drafted), self._filler or 0)
+        for row, some in enumerate(found):
+            candidates[row, : len(some)] = some[:drafted]
+        return Proposal.chain(candidates)
 
-    def _found(self, row: int, settled: Int[Tensor, "length"], count: int) -> Int[Tensor, "drafted"]:
-        """One row's candidates."""
-        place, matched = self._last(settled)
-        if not matched:
+    def _found(self, row: int, settled: Int[Tensor, "length"], place: int, count: int) -> Int[Tensor, "drafted"]:
+        """One row's candidates: what stands at the place."""
+        if not count:
             return settled[:0]
-        if matched < self.longest:
-            count = min(count, self.FACTOR * matched)
         # what follows the last occurrence may be few tokens: then the text repeats itself, and goes on to
         found = settled[place:][torch.arange(count, device=settled.device) % (len(settled) - place)]
         return found[: self._allowed(row, settled[None], found[None])]

@@ -24,6 +24,11 @@ class Schedule:
     def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Look at what became of a round: how many tokens could be accepted in each row, and how many were."""
 
+    def offer(self, matched: Sequence[int], most: int) -> list[int]:
+        """How many candidates a lookup drafts in each row, whose last ``matched[r]`` tokens occurred before: two for each of
+        these tokens, ``most`` at most (in proportion to what matched: SuffixDecoding 2411.04975)."""
+        return [min(most, 2 * n) for n in matched]
+
     def describe(self) -> dict[str, Any]:
         """What it goes by, for the statistics."""
         return {"num_assistant_tokens": self.length, "num_assistant_tokens_schedule": self.name}
@@ -52,6 +57,18 @@ class Costs(NamedTuple):
     draft: dict[int, float]
     rounds: Sequence[tuple[int, int]] = ()
 
+    def reads(self, most: int) -> list[float]:
+        """Seconds of the target's forward over 1 to ``most`` tokens."""
+        return np.interp(range(1, most + 1), list(self.target), list(self.target.values())).tolist()
+
+    def describe(self) -> dict[str, Any]:
+        """For the statistics."""
+        return {
+            "target_seconds": dict(self.target),
+            "draft_seconds": dict(self.draft),
+            "first_rounds": list(self.rounds),
+        }
+
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
     """Tokens a round of the token coupling when every drafted token is accepted with the same probability α, each on its
@@ -64,8 +81,8 @@ class Expected(Schedule):
 
         argmax over γ of  E(γ) / (t(γ + 1) + γ d + s_γ b),    E(γ) = 1 + s_1 + … + s_γ,    s_j = α_1 α_2 ⋯ α_j
 
-    with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the law asks the
-    draft once more after a block that was accepted whole. α_j is how often the j-th drafted token was accepted, of those
+    with t(n) the seconds of a target forward over n tokens, d those of a draft step, and b = d where the draft
+    is asked once more after a block that was accepted whole. α_j is how often the j-th drafted token was accepted, of those
     rounds that looked at it; where all do alike E(γ) = (1 − α^(γ+1)) / (1 − α), but many texts refuse in patterns. A
     round counts for 3 % less with every round after it, and what is known of all places stands in where little is known
     of one. γ = 0, plain decoding, is among the choices; then one round in a while drafts, to see whether that pays by
@@ -74,7 +91,7 @@ class Expected(Schedule):
 
     Args:
         costs: t, d, and the rounds to begin with.
-        asks_bonus: whether the law needs q at bonus positions.
+        asks_bonus: whether q is asked for at bonus positions.
     """
 
     name = "expected"
@@ -87,8 +104,7 @@ class Expected(Schedule):
 
     def __init__(self, costs: Costs, asks_bonus: bool) -> None:
         self.costs, self._bonus = costs, costs.draft[1] if asks_bonus else 0.0
-        reads = range(1, self.READS + 1)
-        self._target: list[float] = np.interp(reads, list(costs.target), list(costs.target.values())).tolist()
+        self._target = costs.reads(self.READS)
         self._accepted, self._tried = [0.0] * self.MOST, [0.0] * self.MOST
         for accepted, drafted in costs.rounds:
             self._count(accepted, drafted)
@@ -129,8 +145,7 @@ class Expected(Schedule):
                 self._plain, self._wait = 0, min(2 * self._wait, self.LONGEST_WAIT)
 
     def describe(self) -> dict[str, Any]:
-        times = {"target_seconds": dict(self.costs.target), "draft_seconds": dict(self.costs.draft)}
-        return {**super().describe(), **times, "first_rounds": list(self.costs.rounds)}
+        return {**super().describe(), **self.costs.describe()}
 
     def _count(self, accepted: int, drafted: int) -> None:
         """A round looks at the tokens that it keeps and at the first that it refuses."""
@@ -148,6 +163,63 @@ class Expected(Schedule):
             if tokens / self.seconds(gamma, whole) > rate:
                 best, rate = gamma, tokens / self.seconds(gamma, whole)
         return best
+
+
+class ExpectedLookup(Schedule):
+    """The γ with the most expected tokens a second of a lookup, which costs nothing but the target's time, round by round
+    from how many of the last tokens of each row occurred before:
+
+        argmax over γ of  Σ_r E_r(γ) / t(γ + 1),    E_r(γ) = 1 + s_1 + … + s_γ,    s_j = α_m α_{m+1} ⋯ α_{m+j−1}
+
+    with m the length of row r's match, which each accepted candidate makes longer by one, and t as in :class:`Expected`. A
+    row without a match has E_r = 1. α_k is how often the candidate after k matching tokens was accepted, of those that were
+    looked at. Where little is known of it, k / (k + 3) stands in, which real texts come near (``scripts/lookup_lengths.py``
+    counts it in some). A round counts for 1 % less with every round after it, so that an end that did not pay is believed
+    again in a while. As with :class:`Expected` γ is fixed before the coins of the round are thrown.
+
+    Args:
+        costs: t.
+    """
+
+    name = "expected"
+    MOST, LONGEST = 20, 16
+    """γ at most, and the longest matches, which are not told apart."""
+    DECAY, BELIEF = 0.99, 4.0
+    """What remains of a round after the next, and how many looks the belief before the run counts as much as."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__(self.MOST)
+        self.costs, self._target = costs, costs.reads(self.MOST + 1)
+        self._accepted, self._tried = [0.0] * (self.LONGEST + 1), [0.0] * (self.LONGEST + 1)
+        self._matched: Sequence[int] = []
+
+    def acceptance(self, matched: int) -> float:
+        """α after so many matching tokens."""
+        k = min(matched, self.LONGEST)
+        return (self._accepted[k] + self.BELIEF * k / (k + 3)) / (self._tried[k] + self.BELIEF)
+
+    def offer(self, matched: Sequence[int], most: int) -> list[int]:
+        """As :meth:`Schedule.offer`: γ in every row that has a match, which then costs what one of them does."""
+        self._matched, going = matched, [(n, 1.0) for n in matched if n]
+        tokens, best, rate = float(len(matched)), 0, len(matched) / self._target[0]
+        for gamma in range(1, most + 1 if going else 1):
+            going = [(n + 1, reached * self.acceptance(n)) for n, reached in going]
+            tokens += sum(reached for _, reached in going)
+            if tokens / self._target[gamma] > rate:
+                best, rate = gamma, tokens / self._target[gamma]
+        return [best if n else 0 for n in matched]
+
+    def update(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        self._accepted = [self.DECAY * x for x in self._accepted]
+        self._tried = [self.DECAY * x for x in self._tried]
+        for matched, tried, kept in zip(self._matched, drafted, accepted, strict=True):
+            for j in range(min(kept + 1, tried) if matched else 0):
+                k = min(matched + j, self.LONGEST)
+                self._tried[k] += 1
+                self._accepted[k] += j < kept
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), **self.costs.describe()}
 
 
 class TreeSchedule(Schedule):
@@ -190,7 +262,7 @@ class ExpectedTree(Expected):
 
     Args:
         costs: t over the nodes of a tree; d_1 and d_k.
-        asks_bonus: whether the law needs q at nodes that were not searched.
+        asks_bonus: whether q is asked for at nodes that were not searched.
     """
 
     MOST, READS = 8, 64

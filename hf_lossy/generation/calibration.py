@@ -70,4 +70,5 @@ def measured(
         step = head_seconds(target, draft, prompt, sorted({1, top_k or 1}), **effort)
     elif draft is not None:
         step = forward_seconds(draft, prompt, [1], **effort)
-    return Costs(verify, step, tuple((r.accepted, r.levels) for r in write()))
+    # (how much is kept of what a lookup finds depends on what it finds)
+    return Costs(verify, step, () if draft is None else tuple((r.accepted, r.levels) for r in write()))

@@ -19,7 +19,7 @@ from ..couplings import (
     coupling,
 )
 from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, TwoModelDraft
-from ..drafting.schedule import Costs, Expected, ExpectedTree, Heuristic, Schedule, TreeSchedule
+from ..drafting.schedule import Costs, Expected, ExpectedLookup, ExpectedTree, Heuristic, Schedule, TreeSchedule
 from ..errors import LossyError
 from ..laws import Law
 from ..scores import Coins, Scorer, without_temperature
@@ -67,7 +67,7 @@ def make_draft(
         assert lookup is not None
         why = "has no meaning with prompt lookup, which samples nothing: leave it out, or use a draft model"
         _refuse(options, ("draft_temperature", "assistant_confidence_threshold"), why)
-        schedule = make_schedule(options, options.num_assistant_tokens or lookup, False, costs)
+        schedule = make_schedule(options, options.num_assistant_tokens or lookup, lambda: ExpectedLookup(costs(None)))
         return PromptLookupDraft(schedule, config.max_matching_ngram_size, target_scorer)
     if assistant.config.is_encoder_decoder:
         raise LossyError(
@@ -96,7 +96,7 @@ def make_draft(
     if is_head(assistant):
         return head_draft(assistant, options, law, target, mask, stepwise, costs)
     length = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
-    stepwise["schedule"] = make_schedule(options, length, _asks_bonus(options, law), costs)
+    stepwise["schedule"] = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, law)))
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
     cached = CachedModel(
         assistant,
@@ -139,18 +139,18 @@ def head_draft(
         return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], schedule=tree, top_k=shape["tree_top_k"])
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
     length = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
-    stepwise["schedule"] = make_schedule(options, length, _asks_bonus(options, law), costs)
+    stepwise["schedule"] = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, law)))
     stepwise["greedy"] |= mode == "chain"
     return Eagle3ChainDraft(runner, samples=mode == "sampled", **stepwise)
 
 
-def make_schedule(options: Options, length: int, asks_bonus: bool, costs: Callable[[int | None], Costs]) -> Schedule:
-    """How the draft length is chosen."""
+def make_schedule(options: Options, length: int, expected: Callable[[], Schedule]) -> Schedule:
+    """How the draft length is chosen; ``expected`` makes the schedule of that name, which measures first."""
     name = options.num_assistant_tokens_schedule or "constant"
     if name != "expected":
         return (Heuristic if name == "heuristic" else Schedule)(length)
     _refuse(options, ("num_assistant_tokens",), _CHOSEN)
-    return Expected(costs(None), asks_bonus)
+    return expected()
 
 
 def tree_schedule(
@@ -170,7 +170,9 @@ _CHOSEN = "has no meaning with num_assistant_tokens_schedule='expected', which c
 
 
 def _asks_bonus(options: Options, law: Law) -> bool:
-    return options.bonus != "target" and law.needs_draft
+    """Whether a block that was accepted whole costs a step of the draft more, for the q after it."""
+    has_q = options.bonus != "target" and options.draft_probs != "point_mass"
+    return has_q and (law.needs_draft or bool(options.accounting))
 
 
 def _refuse(options: Options, names: Collection[str], why: str) -> None:
