@@ -276,9 +276,10 @@ class Eagle3TreeDraft(Draft):
             seen = torch.cat([take(seen, from_row), own], 2)
         # a stable sort: of equals the earlier, so that no candidate comes without the one it follows
         likely = torch.cat(scores, 1).sort(descending=True, stable=True)
-        size = self.schedule.choose(lambda: likely.values.exp().mean(0).tolist())
-        size = min(size, self.runner.target.room or size)  # a static cache has to hold the tree
-        kept = likely.indices[:, : size - 1].sort().values
+        room = self.runner.target.room  # a static cache has to hold the tree
+        reach, order = (x if room is None else x[:, : room - 1] for x in likely)
+        size = self.schedule.choose(lambda: reach.exp().mean(0).tolist())
+        kept = order[:, : size - 1].sort().values
         follows, searched = torch.cat(parents, 1).gather(1, kept), torch.cat(expanded, 1)
         chosen_tokens = self.runner.ids[torch.cat(ids, 1).gather(1, kept)]
         self._tree = Tree(chosen_tokens.to(self.device), _node_of(kept, follows).to(self.device))
