@@ -369,10 +369,11 @@ def test_batches_beside_single_texts():
 def test_a_length_that_follows_beside_fixed_ones(name):
     found = batches.measure_schedule(load_pair(name), prompts=2, repeats=1, max_new_tokens=16)
     assert found["same_text"] == 2
-    assert {"expected", "γ = 1", "γ = 20"} <= found["methods"].keys()
+    assert {"expected", "γ = 1", "γ = 20", "plain"} <= found["methods"].keys()
     assert set(found["best"].values()) <= found["methods"].keys()
     schedules = {"expected"} if name == "arithmetic" else {"expected", "expected tree"}
     assert {one["of"] for one in found["ratios"]} == found["best"].keys() == found["mean_length"].keys() == schedules
+    assert {one["of"] for one in found["ratios"] if one["to"] == "plain"} == schedules
     assert 0 < found["mean_length"]["expected"] <= 20
     json.dumps(found)
 

@@ -98,14 +98,15 @@ def _new(ids: Tensor, inputs: dict[str, Tensor]) -> Sequence[list[int]]:
 def measure_schedule(
     pair: Pair, prompts: int, repeats: int, max_new_tokens: int, seed: int = 0, track: Track = untracked
 ) -> dict[str, Any]:
-    """``num_assistant_tokens_schedule="expected"`` beside every fixed γ of :data:`LENGTHS`, greedy and lossless, so that all
-    write the same text. An EAGLE-3 head drafts chains, and trees beside the fixed ones of
+    """``num_assistant_tokens_schedule="expected"`` beside every fixed γ of :data:`LENGTHS` and plain decoding, greedy and
+    lossless, so that all write the same text. An EAGLE-3 head drafts chains, and trees beside the fixed ones of
     :data:`hf_lossy.bench.trees.SHAPES`.
 
     Returns:
         ``settings``; ``methods``: tokens/s of each; ``best``: for ``expected``, and ``expected tree``, the fastest of the
-        fixed; ``ratios``: to these, and to the pair's own γ, as :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``:
-        tokens that each schedule drafted a round; ``same_text``: on how many prompts all wrote the same.
+        fixed; ``ratios``: to these, to the pair's own γ and to plain decoding, as
+        :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``: tokens that each schedule drafted a round; ``same_text``:
+        on how many prompts all wrote the same.
     """
     common = {"max_new_tokens": max_new_tokens, **GREEDY, "verification": "lossless"}
 
@@ -127,13 +128,14 @@ def measure_schedule(
         fixed["expected tree"] = [one.name for one in trees]
         tree = {"draft_mode": "tree", "num_assistant_tokens_schedule": "expected"}
         made += [*trees, method("expected tree", **tree)]
+    made.append(Method("plain", False, {"max_new_tokens": max_new_tokens, **GREEDY}))
     inputs = [pair.inputs(text) for text in pair.prompts[:prompts]]
     found = run_in_turn([(pair, one) for one in made], inputs, repeats, seed, track, f"{pair.name}: draft lengths")
     by_name: dict[str, Measured] = {one.method.name: one for one in found}
     rates = {name: one.summary()["tokens_per_second"] for name, one in by_name.items()}
     best = {name: max(others, key=lambda other: rates[other]["median"]) for name, others in fixed.items()}
     rounds = {name: [r for stats in by_name[name].stats for r in stats.rounds] for name in fixed}
-    beside = dict.fromkeys([*best.items(), ("expected", f"γ = {own}")])
+    beside = dict.fromkeys([*best.items(), ("expected", f"γ = {own}"), *((name, "plain") for name in fixed)])
     return {
         "settings": setting(
             pair,
