@@ -110,9 +110,10 @@ class Options:
         num_assistant_tokens: γ, drafted tokens in a round; 7 unless given, 4 for a chain of an EAGLE-3 head.
         num_assistant_tokens_schedule: ``"constant"`` (default), ``"heuristic"``, or ``"expected"``: in each round the γ with
             the most expected tokens a second, from measured forward times and how often each place was accepted so
-            far (:class:`hf_lossy.drafting.schedule.Expected`), or a tree's depth and size
-            (:class:`hf_lossy.drafting.schedule.ExpectedTree`). The first such call for a target and a draft takes a few
-            seconds to measure them, which ``max_time`` does not count.
+            far (:class:`hf_lossy.drafting.schedule.Expected`), a lookup's also from how many tokens matched
+            (:class:`hf_lossy.drafting.schedule.ExpectedLookup`; what ``prompt_lookup_num_tokens`` says does not matter
+            then), or a tree's depth and size (:class:`hf_lossy.drafting.schedule.ExpectedTree`). The first such call for a
+            target and a draft takes a few seconds to measure them, which ``max_time`` does not count.
         assistant_confidence_threshold: stop drafting after a token with q below this; 0 (default) never stops.
         accounting: also compute TV, KL, overshoot, acceptance and waste of every emitted token.
         assistant_model: the draft; or absent with ``prompt_lookup_num_tokens``.
@@ -120,7 +121,8 @@ class Options:
             ``num_assistant_tokens`` is given too (:class:`hf_lossy.drafting.PromptLookupDraft`).
         verification_stats: a collector that the call's statistics are added to.
         generator: a ``torch.Generator``; the global one is left alone then. For a batch also a list, one a row: no row's
-            coins depend on its neighbours then.
+            coins depend on its neighbours then, at a fixed draft length (that of a lookup, or of another schedule, is one
+            for all rows).
         streamer, tokenizer, assistant_tokenizer, stop_strings: as in transformers' ``generate``.
     """
 
