@@ -19,6 +19,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .compat import CACHE_NAME, close_gaps, crop, free_slots, is_croppable, takes_batches
+from .compiling import Compiling
 from .errors import LossyError
 from .ragged import columns
 from .tapping import Taps
@@ -38,6 +39,7 @@ class CachedModel:
         last_position: no position is counted beyond it: in a batch a row that is nearly full drafts on with the others, past
             its own end, and what comes of it is dropped.
         taps: hidden states to keep of the cached tokens, as transformers' ``hidden_states`` indices; see :meth:`tapped`.
+        compiled: how forwards are compiled, all but the first, which reads the prompt; None: they aren't.
         forward_kwargs: passed to every forward.
     """
 
@@ -52,10 +54,12 @@ class CachedModel:
         position_ids: Int[Tensor, "batch prompt"] | None = None,
         last_position: int | None = None,
         taps: Sequence[int] = (),
+        compiled: Compiling | None = None,
         **forward_kwargs: Any,
     ) -> None:
-        self.model, self.cache, self.role = model, cache, role
+        self.model, self.cache, self.role, self.compiled = model, cache, role, compiled
         self.mask, self.positions, self.forward_kwargs = attention_mask, position_ids, forward_kwargs
+        self._forward = model if compiled is None else model.get_compiled_call(compiled.config)
         self.forwards, self.seconds = 0, 0.0
         # without attention there is no length to ask for, nor a way back
         self._recurrent = bool(cache.layers) and all(cache.is_linear)
@@ -118,13 +122,16 @@ class CachedModel:
             kwargs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=self._first, **kwargs)
         else:
             kwargs["input_ids"] = tokens
+        forward = self.model if self._first else self._forward
         began = time.perf_counter()
         if self._taps is None:
-            outputs = self.model(**kwargs, return_dict=True)
+            outputs = forward(**kwargs, return_dict=True)
         else:
             with self._taps:
                 outputs = self.model(**kwargs, return_dict=True)
         self.seconds += time.perf_counter() - began
+        if forward is not self.model:  # a CUDA graph writes its next outputs over these
+            outputs.logits = outputs.logits.clone()
         self._tail, self.forwards = self._tail + new, self.forwards + 1
         self._root = before + new - (1 if seen is None else seen.shape[1])
         if self._first:

@@ -7,6 +7,7 @@ Public names everywhere else; what had to be known about the versions, and the p
 - ``config._attn_implementation``: what everybody reads, though its name says private;
 - ``GenerationConfig._from_model_config``: while it is true, fields that transformers does not know are dropped on loading;
 - ``RepetitionPenaltyLogitsProcessor.prompt_ignore_length``: a number in 5.15.0, in 5.24.0 also the padding of each row;
+- ``CompileConfig._compile_all_devices``: without it transformers does not compile on a CPU;
 - the defaults that ``generate`` fills in for assisted decoding, which cannot be told from a user's values afterwards.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -95,6 +96,12 @@ def default_cache(model: PreTrainedModel) -> Cache:
     if not hasattr(Cache, "is_croppable") and all(isinstance(layer, DynamicLayer) for layer in cache.layers):
         return DynamicCache()
     return cache
+
+
+def on_every_device(config: CompileConfig) -> CompileConfig:
+    """Have transformers compile on a CPU too, for a comparison with it."""
+    config._compile_all_devices = True  # type: ignore[assignment]
+    return config
 
 
 def crop(cache: Cache, surplus: int) -> None:

@@ -7,6 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from .cached_model import CachedModel
 from .compat import default_cache
+from .compiling import Compiling, cache_for
 from .drafting import HeadRunner
 from .eagle3 import Eagle3Head
 from .errors import LossyError
@@ -41,15 +43,19 @@ def forward_seconds(
     repeats: int = 9,
     budget: float = 0.0,
     trees: bool = False,
+    compiled: Compiling | None = None,
 ) -> dict[int, float]:
     """Median seconds of a forward over n new tokens a row after ``prefix``, for each n, repeats interleaved.
 
     Args:
         repeats, budget: so many repeats, and more until so many seconds are spent.
         trees: the tokens are the nodes of a tree, where there is more than one.
+        compiled: how the forwards are compiled; None: they aren't.
     """
     rows = len(prefix)
-    cached = CachedModel(model, default_cache(model), "model", rows=rows)
+    if compiled is not None:
+        compiled = replace(compiled, size=max(compiled.size, prefix.shape[1] + max(lengths)))
+    cached = CachedModel(model, cache_for(model, compiled), "model", rows=rows, compiled=compiled)
     cached(prefix)
 
     def forward(n: int) -> None:

@@ -22,7 +22,7 @@ EAGLE = ("tests/test_eagle3_drafting.py",)
 ANALYSIS = ("tests/test_analysis.py",)
 BATCH, SCHEDULE = ("tests/test_batch.py", "tests/test_ragged.py"), ("tests/test_schedule.py",)
 SAMPLING, GREEDY, CACHES = ("tests/test_sampling_law.py",), ("tests/test_greedy.py",), ("tests/test_caches.py",)
-DEMO = ("tests/test_demo.py",)
+DEMO, COMPILING = ("tests/test_demo.py",), ("tests/test_compiling.py",)
 STOPPING, STATISTICS, ERRORS = ("tests/test_stopping.py",), ("tests/test_statistics.py",), ("tests/test_errors.py",)
 HUB, LOOKUP = ("tests/test_hub.py",), ("tests/test_prompt_lookup.py",)
 NEXT_ROW = tuple(
@@ -733,6 +733,23 @@ BUGS = [
     ),
     Bug("demo: any path of the machine", "demo/models.py", "if not self.local:", "if False:", DEMO),
     Bug("demo: overshoot where π is p or q", "demo/law_view.py", "pi > max(p, q) + SETTLED", "pi >= max(p, q)", DEMO),
+    Bug(
+        "compiling: outputs that a graph reuses",
+        "cached_model.py",
+        "outputs.logits.clone()",
+        "outputs.logits",
+        COMPILING,
+    ),
+    Bug(
+        "compiling: the prompt too",
+        "cached_model.py",
+        "forward = self.model if self._first else self._forward",
+        "forward = self._forward",
+        COMPILING,
+    ),
+    Bug("compiling: not the draft", "generation/drafts.py", "compiled=target.compiled", "compiled=None", COMPILING),
+    Bug("compiling: not what is timed", "timing.py", "rows=rows, compiled=compiled)", "rows=rows)", COMPILING),
+    Bug("compiling: disable_compile", "compiling.py", " or config.disable_compile", "", COMPILING),
     Bug("demo: a turn is never passed on", "demo/turns.py", "        if self._waiting:", "        if False:", DEMO),
 ]
 

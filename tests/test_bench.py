@@ -3,6 +3,7 @@ Nothing here looks at how long something took."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -14,9 +15,10 @@ import pytest
 import scipy.stats
 import torch
 import typer
+from transformers import CompileConfig
 
 from hf_lossy import bench
-from hf_lossy.bench import batches, memory, throughput, trees
+from hf_lossy.bench import batches, compiled, memory, throughput, trees
 from hf_lossy.bench import coupling as coupling_bench
 from hf_lossy.bench.cases import LAWS, cases
 from hf_lossy.bench.estimates import bootstrap, clustered_mean, rotated, spread, student
@@ -375,6 +377,26 @@ def test_a_length_that_follows_beside_fixed_ones(name):
     assert {one["of"] for one in found["ratios"]} == found["best"].keys() == found["mean_length"].keys() == schedules
     assert {one["of"] for one in found["ratios"] if one["to"] == "plain"} == schedules
     assert 0 < found["mean_length"]["expected"] <= 20
+    assert found["target_seconds"].keys() == schedules
+    assert {1, 2, 3, 4, 8, 21} == found["target_seconds"]["expected"].keys()
+    json.dumps(found)
+
+
+def test_compiled_forwards_beside_others(monkeypatch):
+    monkeypatch.setattr(
+        compiled, "CompileConfig", functools.partial(CompileConfig, backend="eager")
+    )  # needs no compiler
+    found = compiled.measure_compiled(load_pair("arithmetic"), prompts=2, repeats=1, max_new_tokens=8)
+    torch.compiler.reset()
+    assert found["settings"]["compile_config"]["backend"] == "eager"
+    assert len(found["methods"]) == 12
+    assert found["warm_up_seconds"].keys() == found["methods"].keys()
+    assert set(found["same_greedy_text"].values()) == {2}
+    pairs = {(r["of"], r["to"]) for r in found["ratios"]}
+    for mode in ("greedy", "sampled"):
+        ours, theirs = (f"{who}, {mode}, compiled" for who in ("ours", "transformers"))
+        assert {(ours, theirs), (ours, f"transformers, {mode}"), (theirs, f"transformers, {mode}")} <= pairs
+    assert "left_out" in compiled.measure_compiled(load_pair("arithmetic-eagle3"), 2, 1, 8)
     json.dumps(found)
 
 

@@ -4,13 +4,14 @@
 is spent outside the models. ``coupling``: the time of one coupling in units of two softmaxes. ``efficiency``: tokens a
 round of the block, token and reference couplings at equal law. ``trees``: what an EAGLE-3 head is worth: acceptance and
 speed of chains and trees, and the laws on a tree. ``batches``: batches against one at a time, and the schedule ``expected``
-against fixed draft lengths. ``memory``: what a long text takes beside its caches. ``report``: which of them on which pair,
-and the files.
+against fixed draft lengths. ``compiled``: ``torch.compile`` on every side. ``memory``: what a long text takes beside its
+caches. ``report``: which of them on which pair, and the files.
 """
 
 from __future__ import annotations
 
 from .batches import measure_batches, measure_schedule
+from .compiled import measure_compiled
 from .coupling import measure_coupling
 from .efficiency import expected_tokens, measure_efficiency
 from .memory import measure_memory
@@ -26,6 +27,7 @@ __all__ = [
     "defaults",
     "expected_tokens",
     "measure_batches",
+    "measure_compiled",
     "measure_coupling",
     "measure_efficiency",
     "measure_memory",

@@ -105,8 +105,9 @@ def measure_schedule(
     Returns:
         ``settings``; ``methods``: tokens/s of each; ``best``: for ``expected``, and ``expected tree``, the fastest of the
         fixed; ``ratios``: to these, to the pair's own γ and to plain decoding, as
-        :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``: tokens that each schedule drafted a round; ``same_text``:
-        on how many prompts all wrote the same.
+        :func:`hf_lossy.bench.throughput.ratio`; ``mean_length``: tokens that each schedule drafted a round;
+        ``target_seconds``: of a forward over n tokens, by n, as each schedule measured them before; ``same_text``: on how
+        many prompts all wrote the same.
     """
     common = {"max_new_tokens": max_new_tokens, **GREEDY, "verification": "lossless"}
 
@@ -149,5 +150,6 @@ def measure_schedule(
         "best": best,
         "ratios": [ratio(by_name[name], by_name[other]) for name, other in beside],
         "mean_length": {name: sum(r.drafted for r in mine) / len(mine) for name, mine in rounds.items()},
+        "target_seconds": {name: by_name[name].stats[0].settings["target_seconds"] for name in fixed},
         "same_text": sum(len({tuple(one.texts[i]) for one in found}) == 1 for i in range(len(inputs))),
     }

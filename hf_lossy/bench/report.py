@@ -11,13 +11,14 @@ from typing import Any
 from ..loading import Pair
 from ..provenance import provenance, write_json
 from .batches import measure_batches, measure_schedule
+from .compiled import measure_compiled
 from .efficiency import measure_efficiency
 from .estimates import Track, untracked
 from .memory import measure_memory
 from .throughput import measure_throughput
 from .trees import measure_trees
 
-PARTS = ("throughput", "coupling", "efficiency", "trees", "batches", "schedule", "memory")
+PARTS = ("throughput", "coupling", "efficiency", "trees", "batches", "schedule", "compiled", "memory")
 """What can be measured; ``coupling`` needs no pair, ``trees`` one with an EAGLE-3 head."""
 RESULTS = Path("docs/results/bench")
 
@@ -79,6 +80,8 @@ def measure_pair(
         done("batches", measure_batches(pair, *amount, track=track))
     if "schedule" in parts:
         done("schedule", measure_schedule(pair, *amount, track=track))
+    if "compiled" in parts:
+        done("compiled", measure_compiled(pair, *amount, track=track))
     if "memory" in parts:
         done("memory", measure_memory(pair, track=track))
     if "trees" in parts:

@@ -322,13 +322,41 @@ def show_schedule(name: str, figures: dict[str, Any]) -> None:
     for method, rate in figures["methods"].items():
         table.add_row(method, _spread(rate), style="bold" if method in figures["best"].values() else "")
     console.print(table)
+    _print_ratios(figures)
+    for name, length in figures["mean_length"].items():
+        console.print(f"{name} drafted {length:.1f} tokens a round")
+    for name, seconds in figures["target_seconds"].items():
+        one, *more = seconds.items()
+        times = ", ".join(f"{n} tokens {taken / one[1]:.2f}" for n, taken in more)
+        console.print(f"{name} went by a target's forward of {1e3 * one[1]:.1f} ms over a token; × that: {times}")
+
+
+def show_compiled(name: str, figures: dict[str, Any]) -> None:
+    """Compiled forwards beside others."""
+    settings = figures["settings"]
+    title = (
+        f"{name}: {settings['prompts']} prompts × {settings['repeats']} repeats, γ = {settings['num_assistant_tokens']}, "
+        f"{settings['dtype']}, {_machine(figures)}"
+    )
+    caption = "median of the repeats \\[quartiles]; warm-up: every text once, with what is compiled on the way"
+    table = _table(title, caption, "lossless", "tokens/s", "outside\nforwards", "warm-up\nseconds")
+    for method, found in figures["methods"].items():
+        outside = found.get("outside_forwards")
+        share = f"{100 * outside['share']:.1f} %" if outside else "–"
+        seconds = number(figures["warm_up_seconds"][method], 0)
+        table.add_row(method, _spread(found["tokens_per_second"]), share, seconds)
+    console.print(table)
+    _print_ratios(figures)
+    same = ", ".join(f"{name} {count}" for name, count in figures["same_greedy_text"].items())
+    console.print(f"greedy text equal to plain decoding's: {same} of {settings['prompts']}")
+
+
+def _print_ratios(figures: dict[str, Any]) -> None:
     for found in figures["ratios"]:
         interval = (
             "" if found["interval"] is None else "; 95 % over prompts {:.2f} to {:.2f}".format(*found["interval"])
         )
         console.print(f"{found['of']} / {found['to']}: {_spread(found)}{interval}")
-    for name, length in figures["mean_length"].items():
-        console.print(f"{name} drafted {length:.1f} tokens a round")
 
 
 def show_memory(name: str, figures: dict[str, Any]) -> None:
@@ -347,6 +375,7 @@ SHOWN = {
     "trees": show_trees,
     "batches": show_batches,
     "schedule": show_schedule,
+    "compiled": show_compiled,
     "memory": show_memory,
 }
 

@@ -29,6 +29,7 @@ from transformers import (
 
 from ..cached_model import CachedModel
 from ..compat import CACHE_ALIASES, CACHE_NAME, default_cache, take_cache
+from ..compiling import compiling
 from ..drafting import Draft
 from ..drafting.schedule import Costs
 from ..drafting.vocabulary import shared_limit
@@ -136,6 +137,7 @@ def prepare(
         position_ids=positions if padded or not _counts_from_zero(positions) else None,
         last_position=stops.max_length - 1 if rows > 1 else None,
         taps=() if head is None else head.config.taps,
+        compiled=compiling(config, cache, head is not None),
         **forward_kwargs,
     )
     if prompt == 0:
@@ -168,7 +170,7 @@ def prepare(
 
     def measure(top_k: int | None) -> Costs:
         began = time.time()
-        found = costs(model, options.assistant_model, input_ids, text, top_k)
+        found = costs(model, options.assistant_model, input_ids, text, top_k, target.compiled)
         for criterion in criteria:
             if isinstance(criterion, MaxTimeCriteria):  # the time is for the text
                 criterion.initial_timestamp += time.time() - began

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..cached_model import CachedModel
-from ..compat import default_cache
+from ..compiling import cache_for
 from ..couplings import (
     Coupling,
     DescendCoupling,
@@ -100,12 +100,13 @@ def make_draft(
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
     cached = CachedModel(
         assistant,
-        default_cache(assistant),
+        cache_for(assistant, target.compiled),
         "draft",
         rows=len(target.held),
         attention_mask=mask,
         position_ids=positions,
         last_position=target.last_position,
+        compiled=target.compiled,
     )
     return TwoModelDraft(cached, **stepwise)
 
