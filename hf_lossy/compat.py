@@ -100,7 +100,7 @@ def default_cache(model: PreTrainedModel) -> Cache:
 
 def on_every_device(config: CompileConfig) -> CompileConfig:
     """Have transformers compile on a CPU too, for a comparison with it."""
-    config._compile_all_devices = True  # type: ignore[assignment]
+    config._compile_all_devices = True
     return config
 
 
