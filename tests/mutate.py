@@ -281,14 +281,14 @@ BUGS = [
     Bug(
         "generate: q in verification is not the q that was sampled from",
         "drafting/stepwise.py",
-        "kept.append(one_hot(token, q) if self.point_mass else q)",
-        "kept.append(one_hot(token, q) if self.point_mass else (q + q.square()) / (q + q.square()).sum())",
+        "kept.append(one_hot(token, q) if self.how.point_mass else q)",
+        "kept.append(one_hot(token, q) if self.how.point_mass else (q + q.square()) / (q + q.square()).sum())",
         SAMPLING,
     ),
     Bug(
         "generate: a greedy draft as if it had been sampled",
         "drafting/stepwise.py",
-        "one_hot(token, q) if self.point_mass else q",
+        "one_hot(token, q) if self.how.point_mass else q",
         "q",
         SAMPLING,
     ),

@@ -313,8 +313,8 @@ def test_the_chi_square_sees_a_ratio_rule_on_greedy_candidates(monkeypatch):
     found, generator = np.zeros([V] * 3), torch.Generator().manual_seed(0)
     made = Eagle3ChainDraft.__init__
 
-    def pretending(self, runner, *, samples, **settings):
-        made(self, runner, samples=True, **settings)
+    def pretending(self, runner, how, schedule, samples):
+        made(self, runner, how, schedule, samples=True)
 
     monkeypatch.setattr(Eagle3ChainDraft, "__init__", pretending)
     for _ in range(400):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Draft, Proposal
 from .eagle3 import Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner
 from .prompt_lookup import PromptLookupDraft
-from .stepwise import StepwiseDraft
+from .stepwise import Stepping, StepwiseDraft
 from .two_model import TwoModelDraft
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "HeadRunner",
     "PromptLookupDraft",
     "Proposal",
+    "Stepping",
     "StepwiseDraft",
     "TwoModelDraft",
 ]

@@ -21,8 +21,8 @@ from ..ragged import take, window
 from ..scores import Scorer
 from ..tree import Tree
 from .base import Draft, Proposal
-from .schedule import ExpectedTree, TreeSchedule
-from .stepwise import StepwiseDraft
+from .schedule import ExpectedTree, Schedule, TreeSchedule
+from .stepwise import Stepping, StepwiseDraft
 
 
 class HeadRunner:
@@ -161,11 +161,11 @@ class Eagle3ChainDraft(StepwiseDraft):
 
     Args:
         runner: the head at work.
-        **settings: of :class:`StepwiseDraft`.
+        how, schedule, samples: of :class:`StepwiseDraft`.
     """
 
-    def __init__(self, runner: HeadRunner, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, runner: HeadRunner, how: Stepping, schedule: Schedule, samples: bool) -> None:
+        super().__init__(how, schedule, samples)
         self.runner = self.runs = runner
         self._y: Tensor | None = None
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +15,11 @@ from .base import Draft, Proposal
 from .schedule import Schedule
 
 
-class StepwiseDraft(Draft):
-    """Drafts a chain token by token, each drawn from the distribution after those before it.
+@dataclass(frozen=True)
+class Stepping:
+    """How a chain is drafted token by token.
 
-    Args:
+    Attributes:
         scorer: the draft's processors, over the target's vocabulary.
         law: asked for the distribution the draft samples from (``law.shape_draft``).
         coins: where randomness comes from.
@@ -29,32 +31,34 @@ class StepwiseDraft(Draft):
         ends: stop drafting when every row has drafted one of these tokens. Only looked at on a CPU, or for processors that
             look at the prefix; elsewhere the host would have to wait for the device after every token, and drafting on is
             cheaper.
-        samples: whether the candidates count as sampled from q.
+    """
+
+    scorer: Scorer
+    law: Law
+    coins: Coins
+    device: torch.device
+    greedy: bool
+    point_mass: bool
+    needs_probs: bool
+    confidence: float
+    ends: Collection[int]
+
+
+class StepwiseDraft(Draft):
+    """Drafts a chain token by token, each drawn from the distribution after those before it.
+
+    Args:
+        how: what a step does.
         schedule: how many tokens to draft in a round.
+        samples: whether the candidates count as sampled from q.
     """
 
     has_probs = True
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        law: Law,
-        coins: Coins,
-        device: torch.device,
-        *,
-        greedy: bool,
-        point_mass: bool,
-        needs_probs: bool,
-        confidence: float,
-        ends: Collection[int],
-        samples: bool,
-        schedule: Schedule,
-    ) -> None:
+    def __init__(self, how: Stepping, schedule: Schedule, samples: bool) -> None:
         super().__init__(schedule)
-        self.scorer, self.law, self.coins, self.device = scorer, law, coins, device
-        self.greedy, self.point_mass, self.needs_probs, self.confidence = greedy, point_mass, needs_probs, confidence
-        self.ends = ends if device.type == "cpu" or not scorer.prefix_free else ()
-        self.samples = samples
+        self.how, self.scorer, self.samples = how, how.scorer, samples
+        self.ends = how.ends if how.device.type == "cpu" or not how.scorer.prefix_free else ()
 
     def logits(
         self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], drafted: list[Int[Tensor, "batch"]]
@@ -67,8 +71,8 @@ class StepwiseDraft(Draft):
         drafted, kept = list[Tensor](), list[Tensor]()
         # as many coins in every round: a row of a batch draws those that it would draw alone
         coins: Sequence[Tensor] | None = None
-        if not self.greedy and count > 0:
-            coins = self.coins(len(lengths), max(count, self.num_assistant_tokens)).unbind(1)
+        if not self.how.greedy and count > 0:
+            coins = self.how.coins(len(lengths), max(count, self.num_assistant_tokens)).unbind(1)
         prefix, going = tokens, [True] * len(lengths)
         if not self.scorer.prefix_free and count > 0:
             prefix = torch.cat([tokens[:, : max(lengths)], tokens.new_zeros(len(lengths), count)], 1)
@@ -79,16 +83,16 @@ class StepwiseDraft(Draft):
             drafted.append(token)
             if not self.scorer.prefix_free:
                 put(prefix, places, token[:, None].to(prefix.device))
-            if self.needs_probs:
-                kept.append(one_hot(token, q) if self.point_mass else q)
+            if self.how.needs_probs:
+                kept.append(one_hot(token, q) if self.how.point_mass else q)
             if self.ends:
                 going = [goes and t not in self.ends for goes, t in zip(going, token.tolist(), strict=True)]
-            if not any(going) or (self.confidence and (at(q, token) < self.confidence).all()):
+            if not any(going) or (self.how.confidence and (at(q, token) < self.how.confidence).all()):
                 break
         if not drafted:
             return Proposal.chain(tokens[:, :0])
-        q_drafted = torch.stack(kept, 1).to(self.device) if kept else None
-        return Proposal.chain(torch.stack(drafted, 1).to(self.device), q_drafted)
+        q_drafted = torch.stack(kept, 1).to(self.how.device) if kept else None
+        return Proposal.chain(torch.stack(drafted, 1).to(self.how.device), q_drafted)
 
     def next_logits(
         self, tokens: Int[Tensor, "batch capacity"], lengths: Sequence[int], nodes: Sequence[int]
@@ -103,9 +107,9 @@ class StepwiseDraft(Draft):
         if logits is None:
             return None
         q = self.distribution(logits, tokens, lengths)
-        if self.point_mass:
+        if self.how.point_mass:
             q = one_hot(q.argmax(-1), q)
-        return q.to(self.device)
+        return q.to(self.how.device)
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
@@ -119,6 +123,6 @@ class StepwiseDraft(Draft):
     ) -> Float[Tensor, "batch vocab"]:
         """q after each row's first ``lengths[r]`` tokens; the scores where only their argmax will be read."""
         scores = self.scorer.scores(logits, tokens, lengths)[:, 0]
-        if not (self.needs_probs or self.confidence) and self.greedy:
+        if not (self.how.needs_probs or self.how.confidence) and self.how.greedy:
             return scores
-        return self.law.shape_draft(scores.softmax(-1))
+        return self.how.law.shape_draft(scores.softmax(-1))

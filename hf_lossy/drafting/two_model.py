@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..cached_model import CachedModel
 from ..ragged import window
-from .stepwise import StepwiseDraft
+from .schedule import Schedule
+from .stepwise import Stepping, StepwiseDraft
 
 
 class TwoModelDraft(StepwiseDraft):
@@ -16,11 +16,11 @@ class TwoModelDraft(StepwiseDraft):
 
     Args:
         model: the draft model and its cache.
-        **settings: of :class:`StepwiseDraft`.
+        how, schedule: of :class:`StepwiseDraft`.
     """
 
-    def __init__(self, model: CachedModel, **settings: Any) -> None:
-        super().__init__(samples=True, **settings)
+    def __init__(self, model: CachedModel, how: Stepping, schedule: Schedule) -> None:
+        super().__init__(how, schedule, samples=True)
         self.model = self.runs = model
 
     def logits(

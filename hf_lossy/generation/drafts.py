@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import replace
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -18,7 +18,7 @@ from ..couplings import (
     PointMassCoupling,
     coupling,
 )
-from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, TwoModelDraft
+from ..drafting import Draft, Eagle3ChainDraft, Eagle3TreeDraft, HeadRunner, PromptLookupDraft, Stepping, TwoModelDraft
 from ..drafting.schedule import Costs, Expected, ExpectedLookup, ExpectedTree, Heuristic, Schedule, TreeSchedule
 from ..errors import LossyError
 from ..laws import Law
@@ -82,21 +82,21 @@ def make_draft(
     processors = target_scorer.processors
     if temperature is not None and sampled:
         processors = without_temperature(processors, temperature)
-    stepwise: dict[str, Any] = {
-        "scorer": Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft", rows=len(target.held)),
-        "law": law,
-        "coins": coins,
-        "device": coins.device,
-        "greedy": not sampled or temperature == 0,
-        "point_mass": sampled and temperature == 0,
-        "needs_probs": sampled or bool(options.accounting) or law.needs_draft,
-        "confidence": options.assistant_confidence_threshold or 0.0,
-        "ends": ends,
-    }
+    how = Stepping(
+        scorer=Scorer(processors, target_scorer.vocabulary, target_scorer.limit, "draft", rows=len(target.held)),
+        law=law,
+        coins=coins,
+        device=coins.device,
+        greedy=not sampled or temperature == 0,
+        point_mass=sampled and temperature == 0,
+        needs_probs=sampled or bool(options.accounting) or law.needs_draft,
+        confidence=options.assistant_confidence_threshold or 0.0,
+        ends=ends,
+    )
     if is_head(assistant):
-        return head_draft(assistant, options, law, target, mask, stepwise, costs)
+        return head_draft(assistant, options, target, mask, how, costs)
     length = options.num_assistant_tokens or DEFAULT_DRAFT_LENGTH
-    stepwise["schedule"] = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, law)))
+    schedule = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, law)))
     positions = None if mask is None else (mask.long().cumsum(1) - 1).clamp_min(0)
     cached = CachedModel(
         assistant,
@@ -108,16 +108,15 @@ def make_draft(
         last_position=target.last_position,
         compiled=target.compiled,
     )
-    return TwoModelDraft(cached, **stepwise)
+    return TwoModelDraft(cached, how, schedule)
 
 
 def head_draft(
     head: PreTrainedModel,
     options: Options,
-    law: Law,
     target: CachedModel,
     mask: Tensor | None,
-    stepwise: dict[str, Any],
+    how: Stepping,
     costs: Callable[[int | None], Costs],
 ) -> Draft:
     """A tree or a chain from an EAGLE-3 head, which borrows the target's embedding unless it has one."""
@@ -133,16 +132,16 @@ def head_draft(
     if mode == "tree":
         of_chains = ("num_assistant_tokens", "assistant_confidence_threshold")
         _refuse(options, of_chains, f"is for chains: a tree has {', '.join(TREE)}; or use draft_mode='chain'")
-        defaults = tree_defaults(stepwise["device"])
+        defaults = tree_defaults(how.device)
         given = {name: getattr(options, name) for name in TREE}
         shape = {name: defaults[name] if value is None else value for name, value in given.items()}
-        tree = tree_schedule(options, shape, _asks_bonus(options, law), costs)
-        return Eagle3TreeDraft(runner, stepwise["scorer"], stepwise["device"], schedule=tree, top_k=shape["tree_top_k"])
+        tree = tree_schedule(options, shape, _asks_bonus(options, how.law), costs)
+        return Eagle3TreeDraft(runner, how.scorer, how.device, schedule=tree, top_k=shape["tree_top_k"])
     _refuse(options, TREE, f"has no meaning with draft_mode={mode!r}: use draft_mode='tree'")
     length = options.num_assistant_tokens or DEFAULT_HEAD_CHAIN
-    stepwise["schedule"] = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, law)))
-    stepwise["greedy"] |= mode == "chain"
-    return Eagle3ChainDraft(runner, samples=mode == "sampled", **stepwise)
+    schedule = make_schedule(options, length, lambda: Expected(costs(None), _asks_bonus(options, how.law)))
+    how = replace(how, greedy=how.greedy or mode == "chain")
+    return Eagle3ChainDraft(runner, how, schedule, samples=mode == "sampled")
 
 
 def make_schedule(options: Options, length: int, expected: Callable[[], Schedule]) -> Schedule:
