@@ -389,13 +389,16 @@ def test_compiled_forwards_beside_others(monkeypatch):
     found = compiled.measure_compiled(load_pair("arithmetic"), prompts=2, repeats=1, max_new_tokens=8)
     torch.compiler.reset()
     assert found["settings"]["compile_config"]["backend"] == "eager"
-    assert len(found["methods"]) == 12
+    refused = set(found["refused"])  # by older transformers, whose assisted generation took no static cache
+    assert refused in (set(), {f"transformers, {mode}, compiled" for mode in ("greedy", "sampled")})
+    assert len(found["methods"]) + len(refused) == 12
     assert found["warm_up_seconds"].keys() == found["methods"].keys()
     assert set(found["same_greedy_text"].values()) == {2}
     pairs = {(r["of"], r["to"]) for r in found["ratios"]}
     for mode in ("greedy", "sampled"):
         ours, theirs = (f"{who}, {mode}, compiled" for who in ("ours", "transformers"))
-        assert {(ours, theirs), (ours, f"transformers, {mode}"), (theirs, f"transformers, {mode}")} <= pairs
+        beside = {(ours, theirs), (ours, f"transformers, {mode}"), (theirs, f"transformers, {mode}")}
+        assert {pair for pair in beside if not refused & {*pair}} <= pairs
     assert "left_out" in compiled.measure_compiled(load_pair("arithmetic-eagle3"), 2, 1, 8)
     json.dumps(found)
 

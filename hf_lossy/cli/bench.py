@@ -349,6 +349,8 @@ def show_compiled(name: str, figures: dict[str, Any]) -> None:
     _print_ratios(figures)
     same = ", ".join(f"{name} {count}" for name, count in figures["same_greedy_text"].items())
     console.print(f"greedy text equal to plain decoding's: {same} of {settings['prompts']}")
+    for method, reason in figures["refused"].items():
+        console.print(f"{method} is left out: {escape(reason)}")
 
 
 def _print_ratios(figures: dict[str, Any]) -> None:
